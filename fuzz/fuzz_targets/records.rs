@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use watertight::registry::{DIR_VARIABLE, Record, RuntimeDir};
-use watertight::registry::missing;
+use watertight::control::api::Missing;
 use watertight::control::volume_id::VolumeId;
+use watertight::registry::{DIR_VARIABLE, Record, RuntimeDir, missing};
 
 /// The directory that everything is in, the file that must stay as it is, and the runtime
 /// directory.
@@ -77,7 +77,7 @@ fuzz_target!(|input: &[u8]| {
     for one in found.iter().flatten() {
         assert!(one.client.is_none() && Ok(&one.record.id) == id.as_ref());
     }
-    let told: Vec<missing::Missing> = serde_json::from_slice(text).unwrap_or_default();
+    let told: Vec<Missing> = serde_json::from_slice(text).unwrap_or_default();
     assert_eq!(missing::in_dir(&foreign), told);
     assert_eq!(missing::in_dir(dir), told);
     drop(locked);

@@ -48,13 +48,13 @@ fn has(test: &str, programs: &[&str]) -> bool {
 }
 
 /// A mounted volume that others are attached to.
-struct World {
+struct Rig {
     subject: Subject,
     store: PathBuf,
     at: PathBuf,
 }
 
-impl World {
+impl Rig {
     fn new(name: &str) -> Option<Self> {
         if !need_root(name) {
             return None;
@@ -92,22 +92,22 @@ impl World {
 #[test]
 fn mn_r1_reuse_of_a_store_right_after_each_return() {
     let _alone = alone();
-    let Some(mut world) = World::new("mn_r1_reuse_of_a_store_right_after_each_return") else { return };
+    let Some(mut rig) = Rig::new("mn_r1_reuse_of_a_store_right_after_each_return") else { return };
     let rounds = if is_long() { 1000 } else { 100 };
     for round in 0..rounds {
         // The store is taken away and made anew: nobody may have it.
-        fs::remove_dir_all(&world.store).expect("remove");
-        fs::create_dir(&world.store).expect("mkdir");
-        world.attach();
+        fs::remove_dir_all(&rig.store).expect("remove");
+        fs::create_dir(&rig.store).expect("mkdir");
+        rig.attach();
         let content = format!("round {round}").repeat(1000);
-        write(&world.at.join("file"), &content);
+        write(&rig.at.join("file"), &content);
         let how = if round % 2 == 0 { "--lazy" } else { "--" };
-        world.verb(&[Path::new("detach"), Path::new(how), &world.at]);
-        assert_eq!(read(&world.store.join("file")), content, "round {round}");
-        assert!(!world.at.join("file").exists(), "round {round}: a path leads there");
+        rig.verb(&[Path::new("detach"), Path::new(how), &rig.at]);
+        assert_eq!(read(&rig.store.join("file")), content, "round {round}");
+        assert!(!rig.at.join("file").exists(), "round {round}: a path leads there");
     }
-    note(world.subject.name(), &format!("{rounds} rounds"));
-    world.subject.finish();
+    note(rig.subject.name(), &format!("{rounds} rounds"));
+    rig.subject.finish();
 }
 
 /// An image on a volume, a loop device over it, and a file system on that, mounted.
@@ -164,34 +164,34 @@ fn mn_r1_a_loop_device_over_an_image_on_an_attached_volume() {
     if !has(name, &TOOLS) {
         return;
     }
-    let Some(mut world) = World::new(name) else { return };
-    let inner = world.subject.outside("inner");
+    let Some(mut rig) = Rig::new(name) else { return };
+    let inner = rig.subject.outside("inner");
     let rounds = if is_long() { 1000 } else { 100 };
     for round in 0..rounds {
-        world.attach();
-        let image = Image::new(world.at.join("image"), &inner);
+        rig.attach();
+        let image = Image::new(rig.at.join("image"), &inner);
         for again in 0..2 {
             image.format(&format!("{round} {again}"));
             image.umount_lazily();
         }
         if round % 10 == 0 {
             // The kernel's loop device holds the image: no plain detach, and its name is told.
-            let refused = world.subject.program().arg("detach").arg(&world.at).run();
+            let refused = rig.subject.program().arg("detach").arg(&rig.at).run();
             assert_eq!(refused.status.code(), Some(1), "round {round}");
             assert!(refused.err().contains("loop device over"), "round {round}: {}", refused.err());
         }
         image.let_go();
         if round % 2 == 0 {
-            world.verb(&[Path::new("detach"), Path::new("--lazy"), &world.at]);
-            assert!(!world.at.join("image").exists(), "round {round}: a path leads there");
-            world.verb(&[Path::new("wait"), &world.at]);
+            rig.verb(&[Path::new("detach"), Path::new("--lazy"), &rig.at]);
+            assert!(!rig.at.join("image").exists(), "round {round}: a path leads there");
+            rig.verb(&[Path::new("wait"), &rig.at]);
         } else {
-            world.detach_when_free();
+            rig.detach_when_free();
         }
-        is_intact(&world.store.join("image"), &inner, &format!("{round} 1"));
+        is_intact(&rig.store.join("image"), &inner, &format!("{round} 1"));
     }
-    note(world.subject.name(), &format!("{rounds} rounds"));
-    world.subject.finish();
+    note(rig.subject.name(), &format!("{rounds} rounds"));
+    rig.subject.finish();
 }
 
 /// {mount a volume; mkfs of an image on it, by a loop device; mount, touch; `umount -l` of the

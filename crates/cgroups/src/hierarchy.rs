@@ -8,7 +8,13 @@ use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
 /// Names a cgroup: its directory's inode number; 0 for the root of the tree.
-pub type Id = u64;
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CgroupId(pub u64);
+
+impl CgroupId {
+    /// The root of the tree.
+    pub const ROOT: Self = Self(0);
+}
 
 /// The choice of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -54,14 +60,14 @@ pub struct Hierarchy {
 pub struct Found {
     /// The cgroup's directories from below the root downwards, each with its name; none for the
     /// root.
-    pub chain: Vec<(Id, OsString)>,
+    pub chain: Vec<(CgroupId, OsString)>,
 }
 
 impl Found {
-    /// The cgroup's number.
+    /// The cgroup's id.
     #[must_use]
-    pub fn id(&self) -> Id {
-        self.chain.last().map_or(0, |(id, _)| *id)
+    pub fn id(&self) -> CgroupId {
+        self.chain.last().map_or(CgroupId::ROOT, |(id, _)| *id)
     }
 }
 
@@ -163,8 +169,8 @@ impl Hierarchy {
     }
 
     /// The number of the cgroup with this directory.
-    pub(crate) fn id_at(&self, directory: &Path) -> Option<Id> {
-        std::fs::metadata(directory).ok().filter(|meta| meta.is_dir()).map(|meta| meta.ino())
+    pub(crate) fn id_at(&self, directory: &Path) -> Option<CgroupId> {
+        std::fs::metadata(directory).ok().filter(|meta| meta.is_dir()).map(|meta| CgroupId(meta.ino()))
     }
 }
 
@@ -292,8 +298,8 @@ mod tests {
         let found = tree.look_up(Path::new("a/b")).unwrap();
         let names: Vec<_> = found.chain.iter().map(|(_, name)| name.to_str().unwrap()).collect();
         assert_eq!(names, ["a", "b"]);
-        assert_eq!(found.id(), std::fs::metadata(dir.path().join("a/b")).unwrap().ino());
-        assert_eq!(tree.look_up(Path::new("")).unwrap().id(), 0);
+        assert_eq!(found.id().0, std::fs::metadata(dir.path().join("a/b")).unwrap().ino());
+        assert_eq!(tree.look_up(Path::new("")).unwrap().id(), CgroupId::ROOT);
         assert!(tree.look_up(Path::new("a/c")).is_none());
     }
 }

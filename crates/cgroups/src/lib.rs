@@ -4,6 +4,12 @@
 //! [`Threads`] finds which of its cgroups a thread is in, and remembers that for a moment.
 //! [`Watch`] reports the end of cgroups that were added to it.
 //!
+//! ```text
+//!  threads   watch ---- unwaited     a thread's cgroup; cgroups that end; inotify
+//!     |        |
+//!     hierarchy                      the tree of cgroups: read this first
+//! ```
+//!
 //! A cgroup is named by its directory's inode number, which is the kernel's own cgroup id and is
 //! not used again while the host runs; a directory of the same name, made later, is another cgroup.
 //! The root of the tree has the number 0 here.
@@ -15,6 +21,6 @@ mod threads;
 mod unwaited;
 mod watch;
 
-pub use hierarchy::{Choice, Error, Found, Hierarchy, Id};
+pub use hierarchy::{CgroupId, Choice, Error, Found, Hierarchy};
 pub use threads::Threads;
 pub use watch::{Event, Watch};

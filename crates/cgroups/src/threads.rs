@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use sync::Mutex;
 
-use crate::Id;
+use crate::CgroupId;
 
 /// How long an answer is used.
 pub(crate) const STALE_AFTER: Duration = Duration::from_millis(50);
@@ -22,13 +22,13 @@ const SHARD_MAX: usize = 512;
 /// Known cgroups of threads.
 #[derive(Debug, Default)]
 pub struct Threads {
-    shards: [Mutex<HashMap<u32, (Id, Instant)>>; SHARDS],
+    shards: [Mutex<HashMap<u32, (CgroupId, Instant)>>; SHARDS],
 }
 
 impl Threads {
     /// The cgroup of `tid` as of 50 ms ago at most; if it is not known, `find` looks it up. A
     /// failed look-up is not remembered.
-    pub fn get(&self, tid: u32, find: impl FnOnce() -> Option<Id>) -> Option<Id> {
+    pub fn get(&self, tid: u32, find: impl FnOnce() -> Option<CgroupId>) -> Option<CgroupId> {
         let shard = &self.shards[tid as usize % SHARDS];
         let now = Instant::now();
         if let Some((id, since)) = shard.lock().get(&tid)
@@ -50,7 +50,7 @@ impl Threads {
     }
 
     /// Forgets which threads were in a cgroup.
-    pub fn forget(&self, id: Id) {
+    pub fn forget(&self, id: CgroupId) {
         for shard in &self.shards {
             shard.lock().retain(|_, (known, _)| *known != id);
         }
@@ -81,18 +81,18 @@ mod tests {
         while asked < 3 {
             let id = threads.get(7, || {
                 asked += 1;
-                Some(asked)
+                Some(CgroupId(asked))
             });
-            assert_eq!(id, Some(asked));
+            assert_eq!(id, Some(CgroupId(asked)));
         }
         // Two answers expired.
         assert!(begun.elapsed() >= STALE_AFTER * 2);
         assert_eq!(threads.get(8, || None), None);
-        assert_eq!(threads.get(8, || Some(5)), Some(5));
-        threads.forget(5);
-        assert_eq!(threads.get(8, || Some(6)), Some(6));
+        assert_eq!(threads.get(8, || Some(CgroupId(5))), Some(CgroupId(5)));
+        threads.forget(CgroupId(5));
+        assert_eq!(threads.get(8, || Some(CgroupId(6))), Some(CgroupId(6)));
         for tid in 0..100_000 {
-            threads.get(tid, || Some(1));
+            threads.get(tid, || Some(CgroupId::ROOT));
         }
         assert!(threads.len() <= SHARDS * SHARD_MAX && !threads.is_empty());
     }

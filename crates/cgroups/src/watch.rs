@@ -26,7 +26,7 @@ use sync::atomic::{AtomicBool, Ordering};
 use sync::{Mutex, thread};
 
 use crate::unwaited::Unwaited;
-use crate::{Found, Hierarchy, Id};
+use crate::{CgroupId, Found, Hierarchy};
 
 /// The interval of looks where no event reports a cgroup's end.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
@@ -35,9 +35,9 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// It was removed.
-    Removed(Id),
+    Removed(CgroupId),
     /// It has another name.
-    Renamed(Id, OsString),
+    Renamed(CgroupId, OsString),
 }
 
 /// Watches cgroups until it is dropped.
@@ -61,17 +61,17 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct State {
-    known: HashMap<Id, Place>,
-    by_place: HashMap<Place, Id>,
+    known: HashMap<CgroupId, Place>,
+    by_place: HashMap<Place, CgroupId>,
     /// Directories with a watch, in both directions.
-    by_watch: HashMap<i32, Id>,
-    watch_of: HashMap<Id, i32>,
+    by_watch: HashMap<i32, CgroupId>,
+    watch_of: HashMap<CgroupId, i32>,
 }
 
 /// The place of a cgroup: its parent, and its name there.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Place {
-    parent: Id,
+    parent: CgroupId,
     name: OsString,
 }
 
@@ -112,11 +112,11 @@ impl Watch {
 
     /// Watches a cgroup and those above it; calls `made` for each that was not watched, from above,
     /// with its parent's number and its name. `false` if the cgroup does not exist any more.
-    pub fn add(&self, found: &Found, mut made: impl FnMut(Id, Id, &OsStr)) -> bool {
+    pub fn add(&self, found: &Found, mut made: impl FnMut(CgroupId, CgroupId, &OsStr)) -> bool {
         let inner = &*self.inner;
         let mut state = inner.state.lock();
         let mut at = inner.tree.mountpoint().to_owned();
-        let mut parent = 0;
+        let mut parent = CgroupId::ROOT;
         for (id, name) in &found.chain {
             let place = Place { parent, name: name.clone() };
             let before = state.by_place.get(&place).copied();
@@ -239,14 +239,14 @@ impl Inner {
 
     fn look_at_all(&self) {
         let mut state = self.state.lock();
-        let all: Vec<Id> = state.known.keys().copied().collect();
+        let all: Vec<CgroupId> = state.known.keys().copied().collect();
         for id in all {
             self.look_at(&mut state, id);
         }
     }
 
     /// Reports a cgroup that is not at its known place.
-    fn look_at(&self, state: &mut State, id: Id) {
+    fn look_at(&self, state: &mut State, id: CgroupId) {
         let Some(place) = state.known.get(&id).cloned() else { return };
         let parent = self.path(state, place.parent);
         if self.tree.id_at(&parent.join(&place.name)) == Some(id) {
@@ -263,14 +263,14 @@ impl Inner {
         }
     }
 
-    fn rename(&self, state: &mut State, id: Id, place: Place) {
+    fn rename(&self, state: &mut State, id: CgroupId, place: Place) {
         let name = place.name.clone();
         state.forget_place(id);
         state.insert(id, place);
         (self.tell)(Event::Renamed(id, name));
     }
 
-    fn path(&self, state: &State, mut id: Id) -> PathBuf {
+    fn path(&self, state: &State, mut id: CgroupId) -> PathBuf {
         let mut names = Vec::new();
         while let Some(place) = state.known.get(&id) {
             names.push(&place.name);
@@ -281,7 +281,7 @@ impl Inner {
         path
     }
 
-    fn watch_directory(&self, state: &mut State, id: Id, path: &std::path::Path) {
+    fn watch_directory(&self, state: &mut State, id: CgroupId, path: &std::path::Path) {
         if state.watch_of.contains_key(&id) {
             return;
         }
@@ -304,18 +304,18 @@ impl Inner {
 }
 
 impl State {
-    fn insert(&mut self, id: Id, place: Place) {
+    fn insert(&mut self, id: CgroupId, place: Place) {
         self.by_place.insert(place.clone(), id);
         self.known.insert(id, place);
     }
 
-    fn forget(&mut self, id: Id) {
+    fn forget(&mut self, id: CgroupId) {
         self.forget_place(id);
         self.known.remove(&id);
     }
 
     /// Another cgroup may have the place by now.
-    fn forget_place(&mut self, id: Id) {
+    fn forget_place(&mut self, id: CgroupId) {
         if let Some(place) = self.known.get(&id)
             && self.by_place.get(place) == Some(&id)
         {

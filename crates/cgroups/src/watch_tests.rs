@@ -23,7 +23,7 @@ fn rig() -> Rig {
 
 impl Rig {
     /// Makes and watches a directory; returns its number.
-    fn add(&self, path: &str) -> Id {
+    fn add(&self, path: &str) -> CgroupId {
         std::fs::create_dir_all(self.dir.path().join(path)).unwrap();
         let found = self.tree.look_up(Path::new(path)).unwrap();
         assert!(self.watch.add(&found, |_, _, _| {}));
@@ -70,7 +70,7 @@ fn who_is_added_is_told_with_those_above_and_what_is_gone_is_refused() {
     let mut made = Vec::new();
     assert!(rig.watch.add(&found, |id, parent, name| made.push((id, parent, name.to_owned()))));
     let (a, b) = (found.chain[0].0, found.chain[1].0);
-    assert_eq!(made, [(a, 0, "a".into()), (b, a, "b".into())]);
+    assert_eq!(made, [(a, CgroupId::ROOT, "a".into()), (b, a, "b".into())]);
     made.clear();
     assert!(rig.watch.add(&found, |id, parent, name| made.push((id, parent, name.to_owned()))));
     assert!(made.is_empty() && rig.watch.len() == 2);

@@ -4,13 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sync::atomic::{AtomicUsize, Ordering};
+use sync::atomic::Ordering;
 use sync::mutant::is_on;
 
 use crate::barrier::after_rmw;
 use crate::inner::Inner;
 use crate::ready::{ReadyBitmap, ReadyList};
 use crate::source::Watched;
+use crate::watches::Watches;
 use crate::{AsSource, Error, Event, Interest, Result, nest};
 
 /// Watches sources, and reports to waiting threads which are ready.
@@ -27,45 +28,6 @@ pub struct EventPoll<R: ReadyList = ReadyBitmap> {
 pub struct Options {
     /// Limits how many sources it watches, alone or together with others.
     pub watches: Arc<Watches>,
-}
-
-/// A limit of watched sources, for one eventpoll or for several.
-#[derive(Debug)]
-pub struct Watches {
-    max: usize,
-    used: AtomicUsize,
-}
-
-impl Default for Watches {
-    fn default() -> Self {
-        Self::new(usize::MAX)
-    }
-}
-
-impl Watches {
-    /// At most `max` of them.
-    #[must_use]
-    pub fn new(max: usize) -> Self {
-        Self { max, used: AtomicUsize::new(0) }
-    }
-
-    /// The number of sources that are watched.
-    #[must_use]
-    pub fn used(&self) -> usize {
-        // ORDERING: Relaxed, a number alone.
-        self.used.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn take(&self) -> Result<()> {
-        // ORDERING: Relaxed here and below, a number alone.
-        let is_room = |used: usize| (used < self.max).then(|| used + 1);
-        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_room);
-        taken.map(|_| ()).map_err(|_| Error::WatchLimit { max: self.max })
-    }
-
-    pub(crate) fn give(&self, count: usize) {
-        self.used.fetch_sub(count, Ordering::Relaxed);
-    }
 }
 
 impl Default for EventPoll {

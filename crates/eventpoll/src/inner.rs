@@ -39,17 +39,18 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use sync::CachePadded;
 use sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use sync::mutant::is_on;
 
 use crate::barrier::full;
 use crate::deferred::DeferredMutex;
-use crate::eventpoll::Watches;
-use crate::queue::{FastPath, WaitEntries, WaitEntry, WaitQueue};
+use crate::queue::{FastPath, Shared, WaitEntries, WaitEntry, WaitQueue};
 use crate::ready::{Pending, ReadyList};
 use crate::reclaim::{self, Called, Retired};
 use crate::source::{Queue, Watched};
 use crate::waiters::Waiters;
+use crate::watches::Watches;
 use crate::{Error, Event, Events, Interest, Result, nest};
 
 /// An eventpoll, as its items and its handle share it.
@@ -58,32 +59,11 @@ use crate::{Error, Event, Events, Interest, Result, nest};
 /// cache lines of their own.
 pub(crate) struct Inner<R: ReadyList> {
     pub(crate) shared: Arc<Shared<R>>,
-    scan: Alone<DeferredMutex<Scan<R>, Errand>>,
+    scan: CachePadded<DeferredMutex<Scan<R>, DeferredTask>>,
     pub(crate) is_closed: AtomicBool,
     /// How often all waits were interrupted.
     pub(crate) interrupts: AtomicU32,
     pub(crate) watches: Arc<Watches>,
-}
-
-/// The part that producers and consumers share.
-#[repr(align(128))]
-pub(crate) struct Shared<R: ReadyList> {
-    pub(crate) ready: R,
-    pub(crate) waiters: Waiters,
-    /// The wait queue of threads and eventpolls that watch the eventpoll itself.
-    pub(crate) poll_wait: WaitQueue,
-}
-
-/// Alone in its cache lines.
-#[repr(align(128))]
-struct Alone<T>(T);
-
-impl<T> std::ops::Deref for Alone<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.0
-    }
 }
 
 /// A source in an interest set.
@@ -91,7 +71,7 @@ impl<T> std::ops::Deref for Alone<T> {
 struct Item<R: ReadyList> {
     /// The events that queue it; none while it is disarmed.
     mask: AtomicU32,
-    place: R::Place,
+    place: R::Link,
     shared: Arc<Shared<R>>,
     inner: Arc<Inner<R>>,
     source: Arc<dyn Watched>,
@@ -116,7 +96,7 @@ struct Scan<R: ReadyList> {
     is_closed: bool,
     /// Whether another eventpoll watches this one, or was about to.
     is_nested: bool,
-    taken: R::Taken,
+    taken: R::ScanState,
     pending: Pending,
     /// Reported in this scan, and still ready.
     again: Vec<usize>,
@@ -127,17 +107,17 @@ struct Scan<R: ReadyList> {
     trash: Vec<Arc<Item<R>>>,
 }
 
-/// An errand for the next thread that has the scan's lock.
+/// A task for the next thread that has the scan's lock.
 #[derive(Debug)]
-enum Errand {
+enum DeferredTask {
     /// The source is gone.
     Forget(u64),
     /// The eventpoll is closed: all items are removed.
     Close,
 }
 
-/// The rest of an errand, to be done without the lock.
-enum Done<R: ReadyList> {
+/// The rest of a task, to be done without the lock.
+enum TaskResult<R: ReadyList> {
     Forgotten(Option<Arc<Item<R>>>, u64),
     Closed(Vec<Slot<R>>),
 }
@@ -160,7 +140,7 @@ impl<R: ReadyList> Changed<R> {
 }
 
 /// The result of polling a source.
-enum Answer {
+enum PollResult {
     NotReady,
     /// Reported, and out of the list.
     Once(Event),
@@ -179,10 +159,10 @@ impl<R: ReadyList> Inner<R> {
             is_closed: AtomicBool::new(false),
             interrupts: AtomicU32::new(0),
             watches,
-            scan: Alone(DeferredMutex::new(Scan {
+            scan: CachePadded::new(DeferredMutex::new(Scan {
                 is_closed: false,
                 is_nested: false,
-                taken: R::Taken::default(),
+                taken: R::ScanState::default(),
                 pending: Pending::new(),
                 again: Vec::new(),
                 slots: Vec::new(),
@@ -196,34 +176,34 @@ impl<R: ReadyList> Inner<R> {
     /// Works under the scan's lock. A full barrier follows.
     fn scan<W>(&self, work: impl FnOnce(&mut Scan<R>) -> W) -> W {
         let ready = &self.shared.ready;
-        let (result, done) = self.scan.with(|scan, errand| scan.run(ready, errand), work);
+        let (result, done) = self.scan.with(|scan, task| scan.run(ready, task), work);
         self.finish(done);
         result
     }
 
-    /// Leaves an errand to be done under the lock: at once if it is free, otherwise by the thread
+    /// Leaves a task to be done under the lock: at once if it is free, otherwise by the thread
     /// that has it. Waits for no scan.
-    fn leave(&self, errand: Errand) {
+    fn defer(&self, task: DeferredTask) {
         let ready = &self.shared.ready;
-        let done = self.scan.leave(errand, |scan, errand| scan.run(ready, errand));
+        let done = self.scan.defer(task, |scan, task| scan.run(ready, task));
         self.finish(done);
     }
 
-    /// Does the rest of errands, without the lock. The caller may hold the lock of another
+    /// Does the rest of tasks, without the lock. The caller may hold the lock of another
     /// eventpoll that polls this one, and so nothing is dropped here that may be the last reference
     /// to a source.
-    fn finish(&self, done: Vec<Done<R>>) {
+    fn finish(&self, done: Vec<TaskResult<R>>) {
         for done in done {
             match done {
-                Done::Forgotten(Some(item), source) => {
+                TaskResult::Forgotten(Some(item), source) => {
                     self.watches.give(1);
                     if item.source.is_eventpoll() {
                         nest::unlink(self.shared.poll_wait.id(), source);
                     }
                     reclaim::drop_later(item);
                 }
-                Done::Forgotten(None, _) => {}
-                Done::Closed(slots) => self.let_go(slots),
+                TaskResult::Forgotten(None, _) => {}
+                TaskResult::Closed(slots) => self.detach_all(slots),
             }
         }
     }
@@ -288,7 +268,7 @@ impl<R: ReadyList> Inner<R> {
         });
         let item = Arc::new(Item {
             mask: AtomicU32::new(mask_of(interest)),
-            place: self.shared.ready.place(&mut scan.taken, slot),
+            place: self.shared.ready.new_link(&mut scan.taken, slot),
             shared: Arc::clone(&self.shared),
             inner: Arc::clone(self),
             source: Arc::clone(source),
@@ -365,11 +345,11 @@ impl<R: ReadyList> Inner<R> {
         if is_late && self.is_closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.leave(Errand::Close);
+        self.defer(DeferredTask::Close);
     }
 
     /// Detaches the items of a closed eventpoll.
-    fn let_go(&self, slots: Vec<Slot<R>>) {
+    fn detach_all(&self, slots: Vec<Slot<R>>) {
         for slot in slots {
             if let Slot::Taken(Watch { item, .. }) = slot {
                 // ORDERING: Relaxed: only so that no producer queues it for nothing.
@@ -465,7 +445,7 @@ impl<R: ReadyList> WaitEntry for Item<R> {
     }
 
     fn source_closed(&self, source: u64) {
-        self.inner.leave(Errand::Forget(source));
+        self.inner.defer(DeferredTask::Forget(source));
     }
 
     fn eventpoll(&self) -> Option<u64> {
@@ -480,14 +460,14 @@ impl<R: ReadyList> WaitEntry for Item<R> {
 }
 
 impl<R: ReadyList> Scan<R> {
-    fn run(&mut self, ready: &R, errand: Errand) -> Done<R> {
-        match errand {
-            Errand::Forget(source) => Done::Forgotten(self.take_out(ready, source), source),
-            Errand::Close => {
+    fn run(&mut self, ready: &R, task: DeferredTask) -> TaskResult<R> {
+        match task {
+            DeferredTask::Forget(source) => TaskResult::Forgotten(self.take_out(ready, source), source),
+            DeferredTask::Close => {
                 self.is_closed = true;
                 self.pending.clear();
                 self.by_source.clear();
-                Done::Closed(std::mem::take(&mut self.slots))
+                TaskResult::Closed(std::mem::take(&mut self.slots))
             }
         }
     }
@@ -498,9 +478,9 @@ impl<R: ReadyList> Scan<R> {
             && let Some(slot) = self.pending.pop_front()
         {
             match self.poll_item(ready, slot) {
-                Answer::NotReady => {}
-                Answer::Once(event) => events.push(event),
-                Answer::Again(event) => {
+                PollResult::NotReady => {}
+                PollResult::Once(event) => events.push(event),
+                PollResult::Again(event) => {
                     events.push(event);
                     self.again.push(slot);
                 }
@@ -534,33 +514,33 @@ impl<R: ReadyList> Scan<R> {
     }
 
     /// Polls the source of an item that was just taken from the front of the list.
-    fn poll_item(&mut self, ready: &R, slot: usize) -> Answer {
+    fn poll_item(&mut self, ready: &R, slot: usize) -> PollResult {
         let Slot::Taken(Watch { item, interest, token }) = &self.slots[slot] else {
             self.tidy(ready, slot);
-            return Answer::NotReady;
+            return PollResult::NotReady;
         };
         let is_level = !interest.is_edge && !interest.is_one_shot;
         let event = |events| Event { token: *token, events };
         if is_level {
             let events = item.poll_source();
             if !events.is_empty() {
-                return Answer::Again(event(events));
+                return PollResult::Again(event(events));
             }
         }
         let early = is_on("eventpoll-unqueue-after-asking").then(|| item.poll_source());
         ready.unqueue(&mut self.taken, &item.place);
         let events = early.unwrap_or_else(|| item.poll_source());
         if events.is_empty() {
-            return Answer::NotReady;
+            return PollResult::NotReady;
         }
         if interest.is_one_shot {
             // ORDERING: Relaxed: a producer that sees it late queues it for nothing.
             item.mask.store(0, Ordering::Relaxed);
         }
         if is_level && ready.requeue(&mut self.taken, &item.place) {
-            return Answer::Again(event(events));
+            return PollResult::Again(event(events));
         }
-        Answer::Once(event(events))
+        PollResult::Once(event(events))
     }
 
     /// Handles a slot of the list whose item is gone: the slot is free, if it was not before.

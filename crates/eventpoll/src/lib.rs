@@ -49,18 +49,27 @@
 //! | [`Journal`] | a log of entries, for readers at a pace of their own; a writer waits for none of them |
 //! | [`EventStream`], [`PollFd`] | an eventpoll for async code, and for another poll loop |
 //!
-//! | module | holds |
-//! |---|---|
-//! | `ready` | the ready bitmap, the protocol between producers and consumers: **read this first** |
-//! | `waiters` | consumers that sleep, and how they are woken |
-//! | `barrier` | memory barriers |
-//! | `queue` | a source's wait queue; `reclaim` keeps its entries alive |
-//! | `inner` | items and scans |
-//! | `deferred` | a lock for which a thread that drops a source does not wait |
-//! | `nest` | chains of eventpolls |
-//! | `journal` | the newest entries of a log |
-//! | `notify` | waiting from outside: async code (`stream`) and descriptors (`pollfd`, `eventfd`) |
-//! | `source`, `kinds`, `eventpoll`, `pollone`, `stream`, `pollfd` | the interface |
+//! ```text
+//!  stream  pollfd, eventfd      async code, and other poll loops
+//!     |      |
+//!     notify                    kinds   journal     ready-made sources; the newest entries of a log
+//!       |                          |      |
+//!  eventpoll   pollone             |      |         the interface: many sources, or one
+//!       |         |                |      |
+//!  inner  watches |                |      |         items and scans; a limit of watched sources
+//!    |  \         |                |      |
+//!    |   nest     |                |      |         chains of eventpolls
+//!    |     \      |                |      |
+//!    |      source ----------------+------+         what can be ready
+//!    |         |
+//!  deferred  queue            a lock that a dropped source does not wait for; wait queues
+//!              |
+//!  reclaim  ready  waiters    how entries stay alive; the ready bitmap; consumers that sleep
+//!              |      |
+//!             barrier         memory barriers
+//! ```
+//!
+//! Read `ready` first, the protocol between producers and consumers.
 
 #![forbid(unsafe_code)]
 
@@ -88,9 +97,10 @@ mod reclaim;
 mod source;
 mod stream;
 mod waiters;
+mod watches;
 
 pub use error::{Error, Result};
-pub use eventpoll::{EventPoll, Options, Watches};
+pub use eventpoll::{EventPoll, Options};
 pub use events::{Event, Events, Interest};
 pub use journal::{Journal, Read, Reader};
 pub use kinds::{EventCounter, Flag};
@@ -98,3 +108,4 @@ pub use pollfd::PollFd;
 pub use pollone::wait_for;
 pub use source::{AsSource, Poll, Source};
 pub use stream::EventStream;
+pub use watches::Watches;

@@ -2,7 +2,7 @@
 //!
 //! All links of the process are under one lock, which is held from the check until the link is
 //! there: of two additions that would close a circle one comes first, and the other sees it. An
-//! eventpoll that is dropped leaves an errand for the holder of the lock: to forget its links.
+//! eventpoll that is dropped leaves a deferred task for the holder of the lock: to forget its links.
 //!
 //! # How many chains begin at a source
 //! A signal calls each eventpoll that it can reach, once for each chain. Without a bound a few
@@ -43,14 +43,14 @@ struct Links {
     outer: HashMap<u64, Vec<u64>>,
 }
 
-/// An errand of a thread that does not wait for the lock.
+/// A task of a thread that does not wait for the lock.
 #[derive(Debug, Clone, Copy)]
-enum Gone {
+enum Unlinked {
     Link { outer: u64, inner: u64 },
     EventPoll(u64),
 }
 
-type Nest = DeferredMutex<Links, Gone>;
+type Nest = DeferredMutex<Links, Unlinked>;
 
 #[cfg(not(any(loom, shuttle)))]
 static LINKS: std::sync::LazyLock<Nest> = std::sync::LazyLock::new(|| Nest::new(Links::default()));
@@ -94,12 +94,12 @@ pub(crate) fn cut<T>(outer: u64, inner: u64, delete: impl FnOnce() -> Result<T>)
 
 /// `outer` does not watch `inner` any more.
 pub(crate) fn unlink(outer: u64, inner: u64) {
-    LINKS.leave(Gone::Link { outer, inner }, Links::forget);
+    LINKS.defer(Unlinked::Link { outer, inner }, Links::forget);
 }
 
 /// An eventpoll is gone.
 pub(crate) fn forget(eventpoll: u64) {
-    LINKS.leave(Gone::EventPoll(eventpoll), Links::forget);
+    LINKS.defer(Unlinked::EventPoll(eventpoll), Links::forget);
 }
 
 fn with<T>(work: impl FnOnce(&mut Links) -> T) -> T {
@@ -155,10 +155,10 @@ impl Links {
         Ok(added)
     }
 
-    fn forget(&mut self, gone: Gone) {
-        match gone {
-            Gone::Link { outer, inner } => self.remove(outer, inner),
-            Gone::EventPoll(eventpoll) => {
+    fn forget(&mut self, unlinked: Unlinked) {
+        match unlinked {
+            Unlinked::Link { outer, inner } => self.remove(outer, inner),
+            Unlinked::EventPoll(eventpoll) => {
                 for inner in self.inner.remove(&eventpoll).unwrap_or_default() {
                     remove_from(&mut self.outer, inner, eventpoll);
                 }

@@ -24,9 +24,9 @@ use sync::atomic::{AtomicBool, Ordering};
 use sync::mutant::is_on;
 
 use crate::barrier::full;
-use crate::inner::Shared;
-use crate::ready::{Bit, ReadyBitmap};
+use crate::ready::{Bit, ReadyBitmap, ReadyList};
 use crate::reclaim::{Cell, Retired};
+use crate::waiters::Waiters;
 use crate::{Error, Events, Result};
 
 /// Entries of one wait queue: a signal calls each of them, in the producer's thread. Linux has the
@@ -53,6 +53,15 @@ pub(crate) trait WaitEntry: Send + Sync {
     }
 }
 
+/// The part of an eventpoll that producers and consumers share.
+#[repr(align(128))]
+pub(crate) struct Shared<R: ReadyList> {
+    pub(crate) ready: R,
+    pub(crate) waiters: Waiters,
+    /// The wait queue of threads and eventpolls that watch the eventpoll itself.
+    pub(crate) poll_wait: WaitQueue,
+}
+
 /// The words that say whether a signal of an item has anything to do.
 #[derive(Clone)]
 pub(crate) struct FastPath {
@@ -68,7 +77,7 @@ impl FastPath {
         let Shared { ready, waiters, poll_wait } = &*self.shared;
         ready.check_queued(&self.bit).is_ok()
             && (!waiters.is_any_left() || is_on("eventpoll-fast-path-lets-sleep"))
-            && (!poll_wait.is_listened() || is_on("eventpoll-fast-path-untold"))
+            && (!poll_wait.has_entries() || is_on("eventpoll-fast-path-untold"))
     }
 }
 
@@ -76,14 +85,14 @@ impl FastPath {
 pub(crate) struct WaitQueue {
     id: u64,
     /// Whether there are any; written under `change`.
-    is_listened: AtomicBool,
+    has_entries: AtomicBool,
     entries: Cell<WaitEntries>,
     change: Mutex<Change>,
 }
 
 #[derive(Clone)]
 struct Entry {
-    listener: Arc<dyn WaitEntry>,
+    wait_entry: Arc<dyn WaitEntry>,
     is_exclusive: bool,
 }
 
@@ -107,7 +116,7 @@ impl WaitQueue {
         Self {
             // ORDERING: Relaxed, only a number of its own for each.
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            is_listened: AtomicBool::new(false),
+            has_entries: AtomicBool::new(false),
             entries: Cell::new(WaitEntries::default()),
             change: Mutex::new(Change::default()),
         }
@@ -131,22 +140,22 @@ impl WaitQueue {
     /// As [`wake_up`](Self::wake_up), where mostly there is no entry.
     #[inline]
     pub(crate) fn wake_up_if_any(&self, events: Events) {
-        if self.is_listened() {
+        if self.has_entries() {
             self.wake_up(events);
         }
     }
 
     #[inline]
-    fn is_listened(&self) -> bool {
+    fn has_entries(&self) -> bool {
         // ORDERING: Relaxed: the barriers of both sides are full ones, as for the list.
-        self.is_listened.load(Ordering::Relaxed)
+        self.has_entries.load(Ordering::Relaxed)
     }
 
     /// Adds an entry, which is called from here on; a full barrier follows. The caller drops the
     /// result without a lock.
     pub(crate) fn attach(
         &self,
-        listener: Arc<dyn WaitEntry>,
+        wait_entry: Arc<dyn WaitEntry>,
         is_exclusive: bool,
     ) -> Result<Retired<WaitEntries>> {
         let change = self.change.lock();
@@ -158,7 +167,7 @@ impl WaitQueue {
         }
         let retired = self.edit(|entries| {
             let at = if is_exclusive { entries.len() } else { 0 };
-            entries.insert(at, Entry { listener, is_exclusive });
+            entries.insert(at, Entry { wait_entry, is_exclusive });
         });
         full();
         Ok(retired)
@@ -168,15 +177,15 @@ impl WaitQueue {
     pub(crate) fn eventpolls(&self) -> Vec<u64> {
         self.entries.with(|entries| {
             let entries = entries.first.iter().chain(&entries.others);
-            entries.filter_map(|entry| entry.listener.eventpoll()).collect()
+            entries.filter_map(|entry| entry.wait_entry.eventpoll()).collect()
         })
     }
 
     /// Takes an entry out; calls that are under way may still reach it. The caller drops the result
     /// without a lock.
-    pub(crate) fn detach(&self, listener: &Arc<dyn WaitEntry>) -> Retired<WaitEntries> {
+    pub(crate) fn detach(&self, wait_entry: &Arc<dyn WaitEntry>) -> Retired<WaitEntries> {
         let _change = self.change.lock();
-        self.edit(|entries| entries.retain(|entry| !is_same(&entry.listener, listener)))
+        self.edit(|entries| entries.retain(|entry| !is_same(&entry.wait_entry, wait_entry)))
     }
 
     /// Takes no more entries, and notifies the existing ones that the source was dropped.
@@ -189,7 +198,7 @@ impl WaitQueue {
         };
         drop(retired);
         for entry in gone {
-            entry.listener.source_closed(self.id);
+            entry.wait_entry.source_closed(self.id);
         }
     }
 
@@ -200,10 +209,10 @@ impl WaitQueue {
             .with(|entries| entries.first.iter().chain(&entries.others).cloned().collect::<Vec<_>>());
         edit(&mut entries);
         // ORDERING: Relaxed, as in `wake_up_if_any`; `attach` has a full barrier behind it.
-        self.is_listened.store(!entries.is_empty(), Ordering::Relaxed);
+        self.has_entries.store(!entries.is_empty(), Ordering::Relaxed);
         let mut entries = entries.into_iter();
         let (first, others) = (entries.next(), entries.collect::<Vec<_>>());
-        let fast = first.as_ref().filter(|_| others.is_empty()).and_then(|only| only.listener.fast_path());
+        let fast = first.as_ref().filter(|_| others.is_empty()).and_then(|only| only.wait_entry.fast_path());
         self.entries.replace(WaitEntries { fast, first, others })
     }
 }
@@ -219,7 +228,7 @@ impl WaitEntries {
     #[inline(never)]
     fn call_all(&self, events: Events) {
         for entry in self.first.iter().chain(&self.others) {
-            let is_awake = entry.listener.callback(events);
+            let is_awake = entry.wait_entry.callback(events);
             if entry.is_exclusive && (is_awake || is_on("eventpoll-exclusive-trusts")) {
                 return;
             }

@@ -86,21 +86,21 @@ pub type Pending = VecDeque<usize>;
 /// All methods but `hold`, `queue` and `is_empty` are called under the scan's lock.
 pub trait ReadyList: Debug + Default + Send + Sync + 'static {
     /// The part of an item that belongs to it.
-    type Place: Debug + Send + Sync + 'static;
+    type Link: Debug + Send + Sync + 'static;
     /// The part that the scan alone uses.
-    type Taken: Debug + Default + Send;
+    type ScanState: Debug + Default + Send;
     /// Held while an item is queued.
-    type Hold<'a>;
+    type Guard<'a>;
 
-    /// A place for the item in `slot`.
-    fn place(&self, taken: &mut Self::Taken, slot: usize) -> Self::Place;
+    /// The link of the item in `slot`.
+    fn new_link(&self, taken: &mut Self::ScanState, slot: usize) -> Self::Link;
 
     /// Begins a callback.
-    fn hold(&self) -> Self::Hold<'_>;
+    fn hold(&self) -> Self::Guard<'_>;
 
     /// Queues an item, unless it is queued. There was a full barrier since its source changed (P3),
     /// and there is one between this and the caller's next load.
-    fn queue(&self, hold: &mut Self::Hold<'_>, place: &Self::Place);
+    fn queue(&self, hold: &mut Self::Guard<'_>, place: &Self::Link);
 
     /// Whether nothing is queued, and the scan's list is empty. May return `false` when there is
     /// nothing, but not for ever.
@@ -111,30 +111,30 @@ pub trait ReadyList: Debug + Default + Send + Sync + 'static {
     const IS_EXACT: bool;
 
     /// The bit of an item in the default list: its signals have a fast path.
-    fn bit(_place: &Self::Place) -> Option<&Bit> {
+    fn bit(_place: &Self::Link) -> Option<&Bit> {
         None
     }
 
     /// Begins a scan: queued items go to the end of `pending`.
-    fn start(&self, taken: &mut Self::Taken, pending: &mut Pending);
+    fn start(&self, taken: &mut Self::ScanState, pending: &mut Pending);
 
     /// The item leaves the list: from here on it is queued again. A full barrier follows (P3).
-    fn unqueue(&self, taken: &mut Self::Taken, place: &Self::Place);
+    fn unqueue(&self, taken: &mut Self::ScanState, place: &Self::Link);
 
     /// An item that was unqueued in this scan stays after all. `false` if a producer has queued it
     /// meanwhile.
-    fn requeue(&self, taken: &mut Self::Taken, place: &Self::Place) -> bool;
+    fn requeue(&self, taken: &mut Self::ScanState, place: &Self::Link) -> bool;
 
     /// The item is no more. Returns whether its slot will still come by in a scan; the caller keeps
     /// it until then.
-    fn remove(&self, taken: &mut Self::Taken, place: &Self::Place) -> bool;
+    fn remove(&self, taken: &mut Self::ScanState, place: &Self::Link) -> bool;
 
     /// A slot came by that has no item: its producer was stopped until the item was gone.
-    fn pass(&self, taken: &mut Self::Taken, slot: usize);
+    fn pass(&self, taken: &mut Self::ScanState, slot: usize);
 
     /// Ends a scan: items that were queued meanwhile go to the end of `pending`. With `stays`, more
     /// will follow there.
-    fn end(&self, taken: &mut Self::Taken, pending: &mut Pending, stays: bool);
+    fn end(&self, taken: &mut Self::ScanState, pending: &mut Pending, stays: bool);
 }
 
 /// The bits of up to 32 items: *ready* in the lower half, *scanning* in the upper half.
@@ -174,12 +174,12 @@ fn slot_of(word: usize, bit: usize) -> usize {
 }
 
 impl ReadyList for ReadyBitmap {
-    type Place = Bit;
-    type Taken = ReadyWords;
-    type Hold<'a> = ();
+    type Link = Bit;
+    type ScanState = ReadyWords;
+    type Guard<'a> = ();
     const IS_EXACT: bool = true;
 
-    fn place(&self, words: &mut ReadyWords, slot: usize) -> Bit {
+    fn new_link(&self, words: &mut ReadyWords, slot: usize) -> Bit {
         let (index, bit) = word_of(slot);
         while words.0.len() <= index {
             words.0.push(Arc::default());

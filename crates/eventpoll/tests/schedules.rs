@@ -194,7 +194,7 @@ fn what_goes_beside_its_lock_goes_once() {
             outer.add(&*inner, LT, 0).expect("a new source");
             let asks = {
                 let inner = Arc::clone(&inner);
-                thread::spawn(move || drop(inner.wait(&mut Vec::new(), 1, Some(Duration::ZERO))))
+                thread::spawn(move || _ = inner.wait(&mut Vec::new(), 1, Some(Duration::ZERO)))
             };
             let closes = {
                 let inner = Arc::clone(&inner);

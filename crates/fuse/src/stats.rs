@@ -1,6 +1,6 @@
 //! Counts of the requests that were served, by kind.
 
-use sync::Counter;
+use sync::StatCounter;
 
 use crate::protocol::abi::{OPCODES, Opcode};
 
@@ -16,19 +16,19 @@ pub(crate) struct Stats {
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shard {
-    requests: [Counter; OPCODES],
-    errors: Counter,
-    panics: Counter,
-    unknown: Counter,
+    requests: [StatCounter; OPCODES],
+    errors: StatCounter,
+    panics: StatCounter,
+    unknown: StatCounter,
 }
 
 impl Default for Shard {
     fn default() -> Self {
         Self {
-            requests: std::array::from_fn(|_| Counter::default()),
-            errors: Counter::default(),
-            panics: Counter::default(),
-            unknown: Counter::default(),
+            requests: std::array::from_fn(|_| StatCounter::default()),
+            errors: StatCounter::default(),
+            panics: StatCounter::default(),
+            unknown: StatCounter::default(),
         }
     }
 }
@@ -81,7 +81,7 @@ impl Stats {
     }
 
     pub(crate) fn view(&self) -> StatsView {
-        let sum = |of: &dyn Fn(&Shard) -> &Counter| self.shards.iter().map(|shard| of(shard).get()).sum();
+        let sum = |of: &dyn Fn(&Shard) -> &StatCounter| self.shards.iter().map(|shard| of(shard).get()).sum();
         let requests = Opcode::ALL
             .iter()
             .map(|&op| (op, sum(&|shard: &Shard| &shard.requests[op as usize])))

@@ -9,7 +9,7 @@
 //! while it is given up gets an error. A caller that comes after that gets none, however long the
 //! volume's end waits for its store. At the end of the sync, the caller asks what is in memory
 //! whether one of the volumes that were left out has data of its cgroup
-//! ([`SyncTarget::has_undurable_of`]). If so, the sync must not report success.
+//! ([`SyncTarget::has_unsynced_of`]). If so, the sync must not report success.
 //!
 //! # Runs
 //! A sync of one volume on behalf of one cgroup is a *run*, by one thread. For each volume and
@@ -55,7 +55,7 @@ use std::time::{Duration, Instant};
 use store::ErrorKind;
 use sync::mutant::is_on;
 use sync::{Condvar, Mutex, thread};
-use volume::{Cancel, CgroupPath, Error, Event, Result};
+use volume::{Cancel, CgroupPath, Error, Result, WakeEvent};
 
 use crate::admission::capacity;
 
@@ -91,7 +91,7 @@ pub(crate) trait SyncTarget: fmt::Debug + Send + Sync {
     }
     /// Whether something that a sync by this cgroup covers may not be durable: if in doubt, yes.
     /// Asks no store, and takes no lock that is held while a thread asks one.
-    fn has_undurable_of(&self, by: &CgroupPath) -> bool;
+    fn has_unsynced_of(&self, by: &CgroupPath) -> bool;
     /// Whether files are open in it.
     fn has_open_files(&self) -> bool {
         false
@@ -189,7 +189,7 @@ impl State {
 #[derive(Debug, Default)]
 struct Call {
     /// Set when nothing is left to wait for.
-    event: Arc<Event>,
+    event: Arc<WakeEvent>,
     outcome: Mutex<Outcome>,
 }
 
@@ -269,7 +269,7 @@ impl SyncAll {
         let error = outcome.error.take();
         let skipped = std::mem::take(&mut outcome.skipped);
         drop(outcome);
-        let is_own = |target: &Arc<dyn SyncTarget>| target.has_undurable_of(by);
+        let is_own = |target: &Arc<dyn SyncTarget>| target.has_unsynced_of(by);
         let is_own_skipped = !is_on("syncs-left-out-untold") && skipped.iter().any(is_own);
         Synced { result: own.and(waited).and(error.map_or(Ok(()), Err)), skipped, is_own_skipped }
     }

@@ -31,8 +31,8 @@ impl Volumes for SessionVolumes {
     fn has_undurable(&self) -> bool {
         let root = CgroupPath::root();
         let tree = &self.0.tree;
-        tree.root().volume.has_undurable_of(&root)
-            || (!tree.is_plain() && tree.sync_targets().iter().any(|one| one.has_undurable_of(&root)))
+        tree.root().volume.has_unsynced_of(&root)
+            || (!tree.is_plain() && tree.sync_targets().iter().any(|one| one.has_unsynced_of(&root)))
     }
 
     fn has_open_files(&self) -> bool {

@@ -17,7 +17,7 @@ use common::hook::{Gate, OpenAtEnd};
 use common::{Mounted, Setup, eventually, text};
 use rustix::io::Errno;
 use store::{At as When, HookStore};
-use volume::{DrainReport, LifeState, Volume};
+use volume::{DrainReport, Volume, VolumeState};
 use watertight_fuse::{Detach, SessionOptions, TreeError};
 
 /// A volume of its own, to be attached.
@@ -175,7 +175,7 @@ fn an_open_file_refuses_a_detach_and_outlives_a_lazy_one() {
 
     mounted.tree.detach(Path::new("x"), Detach::Lazy).unwrap();
     assert!(!mnt.join("x/log").exists(), "gone for everybody at once");
-    assert!(ends.try_recv().is_err() && other.volume.status().state != LifeState::Released);
+    assert!(ends.try_recv().is_err() && other.volume.status().state != VolumeState::Released);
     file.write_all(b"two").unwrap();
     file.sync_all().unwrap();
     assert_eq!(file.metadata().unwrap().len(), 7);

@@ -124,7 +124,7 @@ fn a_volume_is_given_up_while_its_detach_waits_for_the_store() {
         assert!(mounted.tree.abort(&it.attached), "{rules}");
         let again = mounted.tree.detach_by_force(&it.attached);
         assert!(matches!(again, Err(TreeError::NotAttached(_))), "{rules}: {again:?}");
-        let lost = it.volume.report_given_up();
+        let lost = it.volume.abort_report();
         assert_eq!(lost.unwritten.len(), usize::from(rules == "write:hang"), "{lost:?}");
         it.store.release();
         detach.join().unwrap().unwrap();
@@ -316,7 +316,7 @@ fn the_mountpoints_end_does_not_wait_for_what_is_given_up_meanwhile() {
     it.is_hanging(1);
     assert!(tree.abort(&it.attached));
     unmounting.join().unwrap();
-    assert_eq!(it.volume.report_given_up().unwritten.len(), 1);
+    assert_eq!(it.volume.abort_report().unwritten.len(), 1);
     assert!(it.volume.report().is_none() && it.store.hanging() == 1, "its store has answered");
 }
 

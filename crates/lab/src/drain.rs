@@ -197,7 +197,7 @@ fn notes(subjects: &[Subject], short: &[Subject], slice: Duration, rounds: usize
             subject.unmounts,
             subject.busy,
             subject.switcher.stats().switched,
-            subject.switcher.grace().periods()
+            subject.switcher.domain().stats().grace_periods
         ));
     }
     notes

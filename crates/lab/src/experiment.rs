@@ -52,7 +52,7 @@ pub(crate) fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(crate::drain::Drain),
         Box::new(crate::eventpoll::EventPoll),
         Box::new(crate::isolation::Isolation),
-        Box::new(crate::many::Many),
+        Box::new(crate::scale::Scale),
         Box::new(crate::mounts::Mounts),
         Box::new(crate::rcu::Rcu),
         Box::new(crate::sync::Sync),

@@ -5,19 +5,19 @@
 //! something to write and a caller that waits for it in fsync(2). They are compared with as many
 //! that are not used and whose stores answer. *Throttled* and *churning* ones are used by real
 //! cgroups; they are compared with as many whose cgroups have as many processes that do nothing.
-//! Neighbours do their work before and after every measurement, or nothing is measured. Each world
-//! is made anew in each round, so that in `alone` there is no neighbour. [`world`] is such a world,
-//! [`beside`] lists its neighbours, [`load`] has the work in it, [`tenants`] are the users of
-//! neighbours, [`keeper`] is the process that waits, and that cleans up should this process be
-//! gone.
+//! Neighbours do their work before and after every measurement, or nothing is measured. The
+//! volumes are mounted anew in each round, so that in `alone` there is no neighbour. [`rig`] mounts
+//! them, [`beside`] lists the neighbours, [`load`] has the work of the healthy ones, [`tenants`] are
+//! the users of neighbours, [`keeper`] is the process that waits, and that cleans up should this
+//! process be gone.
 
 mod beside;
 pub(crate) mod keeper;
 mod load;
 mod notes;
+mod rig;
 pub(crate) mod tenant;
 mod tenants;
-mod world;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -31,7 +31,7 @@ use crate::volumes::ours::program;
 use beside::{Beside, Kind};
 use load::{Amount, Found};
 use notes::notes;
-use world::{HEALTHY, Way, Work, World};
+use rig::{HEALTHY, Rig, Way, Work};
 
 /// The experiment.
 #[derive(Debug)]
@@ -221,15 +221,15 @@ struct Cell<'a> {
 impl Cell<'_> {
     fn run(&mut self, program: &Path, place: &Path) -> anyhow::Result<()> {
         let beside = Beside::of(self.scenario);
-        let mut world = World::new(program, place, self.variant == VARIANTS[1], beside)?;
-        for ms in world.begin()? {
+        let mut rig = Rig::new(program, place, self.variant == VARIANTS[1], beside)?;
+        for ms in rig.begin()? {
             self.value(NOTICED, ms);
         }
-        world.are_as_they_were()?;
+        rig.are_as_they_were()?;
         let is_quick = self.settings.quick;
         if has(beside.kind, PROCESSOR) {
             let time = Duration::from_millis(if is_quick { 200 } else { 1000 });
-            self.value(PROCESSOR, world.processor(time));
+            self.value(PROCESSOR, rig.processor(time));
         }
         let maps = has(beside.kind, MAPPED);
         let amount = if is_quick {
@@ -237,34 +237,34 @@ impl Cell<'_> {
         } else {
             Amount { passes: 6, slice: Duration::from_millis(1500), syncs: 20, maps }
         };
-        let before = world.look()?;
-        let found = load::measure(&world.healthy(), amount, &self.settings.stop)?;
-        let after = world.look()?;
-        world.are_as_they_were()?;
-        match world.worked(&before, &after) {
+        let before = rig.look()?;
+        let found = load::measure(&rig.healthy(), amount, &self.settings.stop)?;
+        let after = rig.look()?;
+        rig.are_as_they_were()?;
+        match rig.worked(&before, &after) {
             Work::OfLimit(percent) => self.value(OF_LIMIT, percent),
             Work::Switches(a_second) => self.value(SWITCHES, a_second),
             Work::Nothing => {}
         }
         self.found(&found);
-        let uses = world.uses()?;
+        let uses = rig.uses()?;
         self.value(THREADS, uses.threads);
         self.value(MEMORY, uses.mib);
         for _ in 0..if is_quick { 1 } else { 3 } {
-            self.took(STATUS, world.status()?);
+            self.took(STATUS, rig.status()?);
         }
         for (at, way) in unmounts(is_quick) {
             if self.settings.stop.is_set() {
                 break;
             }
-            let took = world.umount(at, way)?;
+            let took = rig.umount(at, way)?;
             self.took(if way == Way::Plain { UMOUNT } else { LAZY }, took);
         }
-        world.are_as_they_were()?;
+        rig.are_as_they_were()?;
         for at in 0..if has(beside.kind, FORCE) { beside.count.min(FORCED) } else { 0 } {
-            self.took(FORCE, world.force(at)?);
+            self.took(FORCE, rig.force(at)?);
         }
-        world.end()
+        rig.end()
     }
 
     fn found(&mut self, found: &Found) {

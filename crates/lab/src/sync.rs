@@ -9,15 +9,15 @@ pub(crate) mod client;
 mod full_size;
 pub(crate) mod kernel;
 mod mounted;
+mod rig;
 mod throttled;
-mod world;
 
 use std::time::Duration;
 
 use crate::experiment::{Experiment, Settings};
 use crate::progress::Progress;
 use crate::report::{Metric, Recorder, Shown};
-use world::Place;
+use rig::MountDir;
 
 /// The experiment.
 #[derive(Debug)]
@@ -100,8 +100,8 @@ impl Experiment for Sync {
         for (scenario, cgroups) in ADMIT.into_iter().filter(|(scenario, _)| wants(scenario)) {
             admit::throttle(scenario, cgroups, recorder)?;
         }
-        let place = match Place::new(settings) {
-            Ok(place) => place,
+        let dir = match MountDir::new(settings) {
+            Ok(dir) => dir,
             Err(why) => {
                 notes.push(format!("Nothing was mounted: {why}"));
                 return Ok(notes);
@@ -111,8 +111,8 @@ impl Experiment for Sync {
         notes.extend(mounted::notes());
         notes.extend(throttled::notes());
         notes.push(admit::NOTE.to_owned());
-        notes.push(format!("The store is a directory on {}.", place.path("store").display()));
-        let mut steps = steps(settings, &wants, &place);
+        notes.push(format!("The store is a directory on {}.", dir.path("store").display()));
+        let mut steps = steps(settings, &wants, &dir);
         for round in 0..rounds {
             for (scenario, variant, metric, step) in &mut steps {
                 if settings.stop.is_set() {
@@ -133,7 +133,7 @@ type Step<'a> =
     (&'static str, &'static str, Metric, Box<dyn FnMut(&mut Recorder) -> anyhow::Result<()> + 'a>);
 
 /// The steps of a round on mounts, in this order.
-fn steps<'a>(settings: &Settings, wants: &dyn Fn(&str) -> bool, place: &'a Place) -> Vec<Step<'a>> {
+fn steps<'a>(settings: &Settings, wants: &dyn Fn(&str) -> bool, dir: &'a MountDir) -> Vec<Step<'a>> {
     let is_quick = settings.quick;
     let mut steps: Vec<Step<'a>> = Vec::new();
     let all = || settings.variants.iter().copied();
@@ -144,22 +144,22 @@ fn steps<'a>(settings: &Settings, wants: &dyn Fn(&str) -> bool, place: &'a Place
                 return Ok(());
             }
             is_done = variant == "vanilla";
-            full_size::published(place, variant, recorder)
+            full_size::published(dir, variant, recorder)
         };
         steps.push(("full-size", variant, SYNC, Box::new(run)));
     }
     for variant in all().filter(|_| wants("writers-go-on")) {
-        let run = move |recorder: &mut Recorder| full_size::writers_go_on(place, variant, recorder);
+        let run = move |recorder: &mut Recorder| full_size::writers_go_on(dir, variant, recorder);
         steps.push(("writers-go-on", variant, SYNCFS, Box::new(run)));
     }
     if wants("isolated-own") && settings.variants.contains(&"isolated") {
         let turns = if is_quick { 2 } else { 6 };
-        let run = move |recorder: &mut Recorder| full_size::isolated_own(place, turns, recorder);
+        let run = move |recorder: &mut Recorder| full_size::isolated_own(dir, turns, recorder);
         steps.push(("isolated-own", "isolated", SYNCFS, Box::new(run)));
     }
     if wants("mounted") || wants("idle") {
         for variant in all().filter(|_| wants("mounted")) {
-            let run = move |recorder: &mut Recorder| mounted::run(place, variant, is_quick, recorder);
+            let run = move |recorder: &mut Recorder| mounted::run(dir, variant, is_quick, recorder);
             steps.push(("mounted", variant, SYNCFS, Box::new(run)));
         }
     }
@@ -167,20 +167,20 @@ fn steps<'a>(settings: &Settings, wants: &dyn Fn(&str) -> bool, place: &'a Place
         return steps;
     }
     if wants("own-after-sync") {
-        let run = move |recorder: &mut Recorder| full_size::own_fsync(place, recorder);
+        let run = move |recorder: &mut Recorder| full_size::own_fsync(dir, recorder);
         steps.push(("own-after-sync", "boost", FSYNC, Box::new(run)));
     }
     for scenario in ["steady", "whole-run"].into_iter().filter(|scenario| wants(scenario)) {
-        let run = move |recorder: &mut Recorder| throttled::of_limit(place, scenario, is_quick, recorder);
+        let run = move |recorder: &mut Recorder| throttled::of_limit(dir, scenario, is_quick, recorder);
         steps.push((scenario, "boost", OF_LIMIT, Box::new(run)));
     }
     if wants("after-sync") {
-        let run = move |recorder: &mut Recorder| throttled::around(place, recorder);
+        let run = move |recorder: &mut Recorder| throttled::around(dir, recorder);
         steps.push(("after-sync", "boost", RATE, Box::new(run)));
     }
     if wants("neighbour") {
         let turns = if is_quick { 2 } else { 4 };
-        let run = move |recorder: &mut Recorder| throttled::neighbour(place, turns, recorder);
+        let run = move |recorder: &mut Recorder| throttled::neighbour(dir, turns, recorder);
         steps.push(("neighbour", "boost", FSYNC, Box::new(run)));
     }
     // Once is enough: each figure is of two thousand writes.
@@ -188,8 +188,8 @@ fn steps<'a>(settings: &Settings, wants: &dyn Fn(&str) -> bool, place: &'a Place
     let sizes: Vec<_> = ADMIT.into_iter().filter(|(scenario, _)| wants(scenario)).collect();
     let run = move |recorder: &mut Recorder| {
         for (scenario, count) in sizes.iter().filter(|_| !is_done) {
-            admit::write(place, scenario, *count, true, recorder)?;
-            admit::write(place, scenario, *count, false, recorder)?;
+            admit::write(dir, scenario, *count, true, recorder)?;
+            admit::write(dir, scenario, *count, false, recorder)?;
         }
         is_done = true;
         Ok(())

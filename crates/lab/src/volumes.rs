@@ -10,9 +10,9 @@
 //! both names.
 
 mod clients;
+mod dirs;
 pub(crate) mod ours;
 mod peers;
-mod place;
 mod scenario;
 mod sizes;
 mod target;
@@ -22,7 +22,7 @@ use crate::experiment::{Experiment, Settings};
 use crate::progress::Progress;
 use crate::report::Recorder;
 use anyhow::Context as _;
-use place::Place;
+use dirs::RunDirs;
 use scenario::{Found, Scenario};
 use sizes::Sizes;
 use std::time::Duration;
@@ -60,12 +60,12 @@ impl Experiment for Volumes {
         recorder: &mut Recorder,
     ) -> anyhow::Result<Vec<String>> {
         let sizes = Sizes::new(settings)?;
-        let place = Place::new(settings.source.as_deref())?;
+        let dirs = RunDirs::new(settings.source.as_deref())?;
         progress.now("preparing programs and trees");
-        let trees = Trees::generate(place.scratch(), &sizes).context("cannot make the trees to unpack")?;
+        let trees = Trees::generate(dirs.scratch(), &sizes).context("cannot make the trees to unpack")?;
         let mut session = Session {
             scenarios: settings.scenarios.iter().filter_map(|name| Scenario::named(name)).collect(),
-            targets: target::all(settings, &place),
+            targets: target::all(settings, &dirs),
             settings,
             sizes,
             trees,
@@ -77,7 +77,7 @@ impl Experiment for Volumes {
         for round in 0..session.sizes.runs {
             session.round(round);
         }
-        let notes = session.notes(&place);
+        let notes = session.notes(&dirs);
         session.unmount_all();
         Ok(notes)
     }
@@ -180,8 +180,8 @@ impl Session<'_> {
     }
 
     /// Remarks on all rows.
-    fn notes(&self, place: &Place) -> Vec<String> {
-        let mut notes = vec![place.note(), self.sizes.note()];
+    fn notes(&self, dirs: &RunDirs) -> Vec<String> {
+        let mut notes = vec![dirs.note(), self.sizes.note()];
         notes.extend(scenario::NOTES.iter().map(|&note| note.to_owned()));
         if cfg!(debug_assertions) {
             notes.push(

@@ -84,8 +84,8 @@ pub struct Busy {
     pub holders: Vec<Holder>,
     /// Mounts on it.
     pub children: usize,
-    /// [`Hold`](crate::Hold)s on a superblock that would lose its last mount.
-    pub holds: usize,
+    /// [`ActiveRef`](crate::ActiveRef)s on a superblock that would lose its last mount.
+    pub active_refs: usize,
     /// Whether the holders are those of a copy that propagation would have taken along.
     pub is_copy: bool,
 }
@@ -98,8 +98,8 @@ impl fmt::Display for Busy {
         if self.is_copy {
             write!(f, "a copy of it, ")?;
         }
-        if self.holds > 0 {
-            return write!(f, "{} open file(s)", self.holds);
+        if self.active_refs > 0 {
+            return write!(f, "{} open file(s)", self.active_refs);
         }
         write!(f, "used by ")?;
         for (n, holder) in self.holders.iter().enumerate() {

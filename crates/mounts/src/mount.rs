@@ -1,45 +1,59 @@
-//! A mount, and a pin on it.
+//! A mount, analogous to Linux's `struct mount`, and references to it.
 
-use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::LazyLock;
 
 use rcu::{Domain, RcuCell};
-use sync::Counter;
+use sync::{StatCounter, shards};
 
 use crate::error::Holder;
 use crate::protocol::{Legitimized, MountLock, PinKey, Put, Refs};
-use crate::superblock::{Inode, Kind, Super};
+use crate::superblock::{Inode, Kind, SuperblockRef};
 
 /// A mount's number, never used again in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MountId(pub u64);
 
+/// A mount and an inode, found without keeping anything. Analogous to Linux's `struct path`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct VfsPath {
+    /// The mount.
+    pub mount: MountId,
+    /// The inode in its superblock.
+    pub inode: Inode,
+}
+
 /// The part that all mounts of one namespace share: its readers and its lock.
 #[derive(Debug)]
-pub(crate) struct Home {
+pub(crate) struct NsCore {
     pub(crate) id: u64,
     pub(crate) domain: Domain,
     pub(crate) lock: MountLock,
+    pub(crate) counters: Counters,
 }
 
-/// The place that a mount is on.
+/// The mountpoint of a mount.
 #[derive(Debug, Clone)]
 pub(crate) struct Parent {
     pub(crate) mount: Arc<Mount>,
     pub(crate) at: Inode,
 }
 
-/// A superblock, or a part of it, at a place of a namespace. Immutable except for the protocol's
-/// counts and for its parent, which changes under the namespace's lock.
+impl Parent {
+    pub(crate) fn path(&self) -> VfsPath {
+        VfsPath { mount: self.mount.id, inode: self.at }
+    }
+}
+
+/// A superblock, or a part of it, at a mountpoint of a namespace. Immutable except for the
+/// protocol's counts and for its parent, which changes under the namespace's lock.
 pub(crate) struct Mount {
     pub(crate) id: MountId,
-    pub(crate) superblock: Super,
-    /// The inode that is seen at the place; `kind` is its kind.
+    pub(crate) superblock: SuperblockRef,
+    /// The inode that is seen at the mountpoint; `kind` is its kind.
     pub(crate) root: Inode,
     pub(crate) kind: Kind,
-    pub(crate) home: Arc<Home>,
+    pub(crate) core: Arc<NsCore>,
     pub(crate) refs: Refs<Holder>,
     /// None: the namespace's root, or gone.
     pub(crate) parent: RcuCell<Option<Parent>>,
@@ -51,31 +65,14 @@ impl fmt::Debug for Mount {
     }
 }
 
-/// Shards of each mount's counters: as many as threads can run at a time, within reason.
-static SHARDS: LazyLock<usize> =
-    LazyLock::new(|| std::thread::available_parallelism().map_or(1, |n| n.get().next_power_of_two().min(16)));
-
-/// The calling thread's shard.
-#[inline]
-pub(crate) fn this_shard() -> usize {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static MINE: Cell<Option<usize>> = const { Cell::new(None) });
-    MINE.with(|mine| {
-        mine.get().unwrap_or_else(|| {
-            // ORDERING: Relaxed, threads only take turns.
-            let next = NEXT.fetch_add(1, Ordering::Relaxed);
-            mine.set(Some(next));
-            next
-        })
-    })
-}
+/// Shards of each mount's counters at most.
+const SHARDS_MAX: usize = 16;
 
 impl Mount {
     /// A mount that the namespace holds; the caller has grabbed the superblock for it.
     pub(crate) fn new(
-        home: &Arc<Home>,
-        superblock: Super,
+        core: &Arc<NsCore>,
+        superblock: SuperblockRef,
         root: (Inode, Kind),
         parent: Option<Parent>,
     ) -> Arc<Self> {
@@ -87,20 +84,27 @@ impl Mount {
             superblock,
             root: root.0,
             kind: root.1,
-            home: Arc::clone(home),
-            refs: Refs::new(*SHARDS),
-            parent: RcuCell::new(&home.domain, parent),
+            core: Arc::clone(core),
+            refs: Refs::new(shards::count(SHARDS_MAX)),
+            parent: RcuCell::new(&core.domain, parent),
         })
     }
 
-    pub(crate) fn legitimize(&self, seq: u64) -> Legitimized {
-        self.refs.legitimize(&self.home.lock, seq, this_shard())
+    /// Takes a reference on a mount that a walk has found in its section, begun with `seq`. Mounts
+    /// changed: perhaps with a reference, which must be dropped outside of the section.
+    pub(crate) fn legitimize_mnt(self: &Arc<Self>, seq: u64) -> Result<MountRef, Option<MountRef>> {
+        let counted = || MountRef::new(Arc::clone(self));
+        match self.refs.legitimize(&self.core.lock, seq, shards::of_this_thread()) {
+            Legitimized::Held => Ok(counted()),
+            Legitimized::Changed => Err(None),
+            Legitimized::MustPut => Err(Some(counted())),
+        }
     }
 
     /// Gives a reference back; runs the clean-up if it was the last one. Not in a read section, nor
     /// under locks.
     pub(crate) fn put(&self) {
-        if self.refs.put(&self.home.domain, &self.home.lock, this_shard()) == Put::Last {
+        if self.refs.put(&self.core.domain, &self.core.lock, shards::of_this_thread()) == Put::Last {
             self.clean_up();
         }
     }
@@ -113,17 +117,17 @@ impl Mount {
 
 /// A reference of a walk that is under way.
 #[derive(Debug)]
-pub(crate) struct Passing(Option<Arc<Mount>>);
+pub(crate) struct MountRef(Option<Arc<Mount>>);
 
-impl Passing {
+impl MountRef {
     /// Takes over a reference that was counted.
     pub(crate) fn new(mount: Arc<Mount>) -> Self {
         Self(Some(mount))
     }
 
     /// One more reference, beside one that the caller knows of.
-    pub(crate) fn beside(mount: &Arc<Mount>) -> Self {
-        mount.refs.get(this_shard());
+    pub(crate) fn mntget(mount: &Arc<Mount>) -> Self {
+        mount.refs.get(shards::of_this_thread());
         Self(Some(Arc::clone(mount)))
     }
 
@@ -132,14 +136,14 @@ impl Passing {
     }
 
     /// Gives it a name; `None` if the mount is being unmounted.
-    pub(crate) fn pin(mut self, inode: Inode, holder: Holder) -> Option<Pin> {
-        let key = self.mount().refs.pin(this_shard(), holder.clone())?;
+    pub(crate) fn pin(mut self, inode: Inode, holder: Holder) -> Option<PathRef> {
+        let key = self.mount().refs.pin(shards::of_this_thread(), holder.clone())?;
         let mount = self.0.take().expect("taken only by its end");
-        Some(Pin { mount, inode, key, holder })
+        Some(PathRef { mount, inode, key, holder })
     }
 }
 
-impl Drop for Passing {
+impl Drop for MountRef {
     fn drop(&mut self) {
         if let Some(mount) = self.0.take() {
             mount.put();
@@ -153,14 +157,14 @@ impl Drop for Passing {
 /// The drop of the last pin of an unmounted mount shuts its superblock down, if this was the
 /// superblock's last mount, before it returns.
 #[derive(Debug)]
-pub struct Pin {
+pub struct PathRef {
     mount: Arc<Mount>,
     inode: Inode,
     key: PinKey,
     holder: Holder,
 }
 
-impl Pin {
+impl PathRef {
     /// The mount's number.
     #[must_use]
     pub fn mount(&self) -> MountId {
@@ -175,7 +179,7 @@ impl Pin {
 
     /// The mounted superblock.
     #[must_use]
-    pub fn superblock(&self) -> &Super {
+    pub fn superblock(&self) -> &SuperblockRef {
         &self.mount.superblock
     }
 
@@ -196,7 +200,7 @@ impl Pin {
     }
 }
 
-impl Drop for Pin {
+impl Drop for PathRef {
     fn drop(&mut self) {
         self.mount.refs.unpin(self.key);
         self.mount.put();
@@ -206,8 +210,8 @@ impl Drop for Pin {
 /// Figures of a namespace, for people.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    pub(crate) restarts: Counter,
-    pub(crate) with_references: Counter,
-    pub(crate) unmounts: Counter,
-    pub(crate) waits: Counter,
+    pub(crate) restarts: StatCounter,
+    pub(crate) ref_walks: StatCounter,
+    pub(crate) unmounts: StatCounter,
+    pub(crate) waits: StatCounter,
 }

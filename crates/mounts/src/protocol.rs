@@ -1,6 +1,7 @@
 //! The protocol between walks, references and unmounts.
 //!
-//! It knows nothing of trees or names, so that a model checker can try all of it.
+//! It knows nothing of trees or names, so that a model checker can try all of it. [`MountLock`] is
+//! analogous to Linux's `mount_lock`, [`Refs`] to `mnt_count` of a `struct mount`.
 //!
 //! # State
 //! | field | holds | written by |
@@ -51,8 +52,8 @@ pub const SYNC_UMOUNT: u32 = 2;
 /// The clean-up has begun; the thread that set it runs it.
 pub const DOOMED: u32 = 4;
 
-/// Looks at an odd number before a walk waits for the writer.
-const LOOKS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 64 };
+/// Loads of an odd number before a walk waits for the writer.
+const SPINS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 64 };
 
 /// Read sections, as walks use them.
 pub trait Readers {
@@ -79,7 +80,7 @@ pub struct MountLock {
     seq: AtomicU64,
     lock: Mutex<()>,
     /// A synchronous unmount waits until no other thread holds its mount.
-    given_back: Condvar,
+    refs_dropped: Condvar,
 }
 
 /// The lock is held, and walks see it.
@@ -104,8 +105,8 @@ impl MountLock {
 
     /// The number that a walk begins with. Waits for a change that is under way; not for use in a
     /// read section.
-    pub fn sample(&self) -> u64 {
-        for _ in 0..LOOKS {
+    pub fn read_seqbegin(&self) -> u64 {
+        for _ in 0..SPINS {
             // ORDERING: Acquire, P2: later reads are no older.
             let seq = self.seq.load(Ordering::Acquire);
             if seq.is_multiple_of(2) {
@@ -119,7 +120,7 @@ impl MountLock {
     }
 
     /// Keeps changes away; walks do not notice. Not for use in a read section.
-    pub fn hold(&self) -> MutexGuard<'_, ()> {
+    pub fn read_seqlock_excl(&self) -> MutexGuard<'_, ()> {
         self.lock.lock()
     }
 
@@ -172,7 +173,7 @@ struct Pins<N> {
     is_closed: bool,
 }
 
-/// The place where a pin is recorded.
+/// The index at which a pin is recorded.
 #[derive(Debug, Clone, Copy)]
 pub struct PinKey {
     shard: usize,
@@ -204,11 +205,11 @@ pub enum Put {
 /// The users that an unmount found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
-pub enum Departed {
+pub enum UmountUsers {
     /// No other thread had a reference: the caller runs the clean-up, and need not wait.
-    Alone,
+    None,
     /// Other threads may have one.
-    Shared,
+    Possible,
 }
 
 impl<N: Clone> Refs<N> {
@@ -306,7 +307,7 @@ impl<N: Clone> Refs<N> {
         }
         self.count_down(shard);
         drop(held);
-        lock.given_back.notify_all();
+        lock.refs_dropped.notify_all();
         Legitimized::Changed
     }
 
@@ -343,7 +344,7 @@ impl<N: Clone> Refs<N> {
             let is_awaited = self.flags() & SYNC_UMOUNT != 0;
             drop(locked);
             if is_awaited && !is_on("mounts-no-wake-up") {
-                lock.given_back.notify_all();
+                lock.refs_dropped.notify_all();
             }
             return Put::Done;
         }
@@ -358,7 +359,7 @@ impl<N: Clone> Refs<N> {
 
     /// The mount has left its namespace; `locked` shows that walks see the change. Under the same
     /// lock as the check of pins and as the unhashing.
-    pub fn depart(&self, _locked: &Locked<'_>, is_sync: bool, may_be_alone: bool) -> Departed {
+    pub fn mark_umounted(&self, _locked: &Locked<'_>, is_sync: bool, may_be_alone: bool) -> UmountUsers {
         self.set(if is_sync { UMOUNT | SYNC_UMOUNT } else { UMOUNT });
         if !is_on("mounts-busy-no-barrier") {
             // ORDERING: P1.
@@ -368,20 +369,20 @@ impl<N: Clone> Refs<N> {
         if may_be_alone && (count == 1 || is_on("mounts-finish-at-two") && count == 2) {
             self.set(DOOMED);
             // No other thread counts any more.
-            return Departed::Alone;
+            return UmountUsers::None;
         }
-        Departed::Shared
+        UmountUsers::Possible
     }
 
-    /// Ends a departure: waits with `grace_period` if other threads may hold the mount.
+    /// Ends an unmount: waits with `grace_period` if other threads may hold the mount.
     pub fn complete(
         &self,
         lock: &MountLock,
-        found: Departed,
+        found: UmountUsers,
         is_sync: bool,
         grace_period: impl FnOnce(),
     ) -> Put {
-        if found == Departed::Alone {
+        if found == UmountUsers::None {
             return Put::Last;
         }
         if !is_on("mounts-skip-wait") {
@@ -391,11 +392,11 @@ impl<N: Clone> Refs<N> {
     }
 
     /// Waits until the caller's reference is the last one, and takes the clean-up. A grace period
-    /// has passed since the departure, so that all puts are slow ones.
+    /// has passed since the mount left, so that all puts are slow ones.
     pub fn wait_until_alone(&self, lock: &MountLock) -> Put {
         let mut held = lock.lock.lock();
         while self.sum() != 1 {
-            lock.given_back.wait(&mut held);
+            lock.refs_dropped.wait(&mut held);
         }
         self.set(DOOMED);
         Put::Last

@@ -1,8 +1,8 @@
-//! Superblocks: the things that are mounted.
+//! Superblocks: the things that are mounted. Analogous to Linux's `struct super_block`.
 //!
 //! A superblock has names and inodes of its own; this crate knows neither its data nor where that
-//! is stored. It may be mounted at several places; it is shut down when the last of its mounts is
-//! gone.
+//! is stored. It may be mounted on several mountpoints; it is shut down when the last of its mounts
+//! is gone.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -36,7 +36,7 @@ pub enum Kind {
 
 /// The inode that a name stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
+pub struct FoundInode {
     /// The inode.
     pub inode: Inode,
     /// Its kind.
@@ -62,13 +62,13 @@ pub trait Superblock: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     /// [`Error::NoEntry`], and errors of the superblock's own.
-    fn lookup(&self, dir: Inode, name: &OsStr) -> Result<Entry> {
+    fn lookup(&self, dir: Inode, name: &OsStr) -> Result<FoundInode> {
         let _ = dir;
         Err(Error::NoEntry { name: name.to_string_lossy().into_owned() })
     }
 
     /// Like [`lookup`](Self::lookup), from memory; `None`: unknown.
-    fn lookup_rcu(&self, dir: Inode, name: &OsStr) -> Option<Result<Entry>> {
+    fn lookup_rcu(&self, dir: Inode, name: &OsStr) -> Option<Result<FoundInode>> {
         let _ = (dir, name);
         None
     }
@@ -146,67 +146,68 @@ pub trait Superblock: Send + Sync + fmt::Debug + 'static {
 
 /// A superblock, the number of its mounts, and its other users. Clones are the same one.
 #[derive(Debug, Clone)]
-pub struct Super(Arc<Active>);
+pub struct SuperblockRef(Arc<SuperblockInner>);
 
 #[derive(Debug)]
-struct Active {
+struct SuperblockInner {
     superblock: Arc<dyn Superblock>,
     state: Mutex<State>,
-    fewer_holds: Condvar,
+    active_ref_dropped: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     mounts: usize,
     /// Open files, say: through any of its mounts.
-    holds: usize,
-    /// Counts holds that began: an expiry mark is older than the last one, or not.
-    uses: u64,
+    active_refs: usize,
+    /// Counts active references that began: an expiry mark is older than the last one, or not.
+    activations: u64,
     was_mounted: bool,
-    /// Its last mounts are being taken away synchronously: no new hold is let in.
+    /// Its last mounts are being taken away synchronously: no new active reference is given.
     is_closed: bool,
     is_ended: bool,
 }
 
 impl State {
-    /// Whether the caller has to shut the superblock down.
-    fn ends(&mut self) -> bool {
-        let ends = self.was_mounted && self.mounts == 0 && self.holds == 0 && !self.is_ended;
+    /// Ends it with its last user; returns whether the caller has to shut the superblock down.
+    fn end_if_unused(&mut self) -> bool {
+        let ends = self.was_mounted && self.mounts == 0 && self.active_refs == 0 && !self.is_ended;
         self.is_ended |= ends;
         ends
     }
 }
 
-/// Uses a superblock, through any of its mounts: an open file.
+/// Uses a superblock, through any of its mounts: an open file. Analogous to a reference counted in
+/// Linux's `s_active`.
 ///
 /// A synchronous unmount that would take its last mount is refused; after a lazy one, and after the
-/// end of the namespace, the drop of the last hold shuts the superblock down before it returns.
+/// end of the namespace, the drop of the last one shuts the superblock down before it returns.
 #[derive(Debug)]
-pub struct Hold(Super);
+pub struct ActiveRef(SuperblockRef);
 
-impl Drop for Hold {
+impl Drop for ActiveRef {
     fn drop(&mut self) {
         let ends = {
             let mut state = self.0.0.state.lock();
-            state.holds -= 1;
-            state.ends()
+            state.active_refs -= 1;
+            state.end_if_unused()
         };
-        self.0.0.fewer_holds.notify_all();
+        self.0.0.active_ref_dropped.notify_all();
         if ends {
             self.0.0.superblock.shutdown();
         }
     }
 }
 
-impl Super {
-    /// A superblock that is not mounted yet. There must be only one `Super` for each superblock:
-    /// the last of *its* mounts ends in the shutdown.
+impl SuperblockRef {
+    /// A superblock that is not mounted yet. There must be only one `SuperblockRef` for each
+    /// superblock: the last of *its* mounts ends in the shutdown.
     #[must_use]
     pub fn new(superblock: Arc<dyn Superblock>) -> Self {
-        Self(Arc::new(Active {
+        Self(Arc::new(SuperblockInner {
             superblock,
             state: Mutex::new(State::default()),
-            fewer_holds: Condvar::new(),
+            active_ref_dropped: Condvar::new(),
         }))
     }
 
@@ -222,52 +223,52 @@ impl Super {
         self.0.state.lock().mounts
     }
 
-    /// The number of [`Hold`]s.
+    /// The number of [`ActiveRef`]s.
     #[must_use]
-    pub fn holds(&self) -> usize {
-        self.0.state.lock().holds
+    pub fn active_refs(&self) -> usize {
+        self.0.state.lock().active_refs
     }
 
-    /// Uses it as long as the hold is kept.
+    /// Keeps it active as long as the reference is kept.
     ///
     /// # Errors
     /// [`Error::Ended`] if it has no mount (any more), or its last one is being unmounted.
-    pub fn hold(&self) -> Result<Hold> {
+    pub fn get_active(&self) -> Result<ActiveRef> {
         let mut state = self.0.state.lock();
         if state.is_closed || state.mounts == 0 {
             return Err(Error::Ended);
         }
-        state.holds += 1;
-        state.uses += 1;
-        Ok(Hold(self.clone()))
+        state.active_refs += 1;
+        state.activations += 1;
+        Ok(ActiveRef(self.clone()))
     }
 
-    /// The number of holds that began so far.
-    pub(crate) fn uses(&self) -> u64 {
-        self.0.state.lock().uses
+    /// The number of active references that were given so far.
+    pub(crate) fn activations(&self) -> u64 {
+        self.0.state.lock().activations
     }
 
-    /// Waits until there is no hold, or `until`; returns whether there is none.
+    /// Waits until there is no active reference, or `until`; returns whether there is none.
     #[must_use]
-    pub fn wait_unheld(&self, until: Instant) -> bool {
+    pub fn wait_inactive(&self, until: Instant) -> bool {
         let mut state = self.0.state.lock();
-        while state.holds > 0 {
-            if self.0.fewer_holds.wait_until(&mut state, until) {
-                return state.holds == 0;
+        while state.active_refs > 0 {
+            if self.0.active_ref_dropped.wait_until(&mut state, until) {
+                return state.active_refs == 0;
             }
         }
         true
     }
 
     /// A synchronous unmount is about to take `leaving` mounts. If these are all, there may be no
-    /// hold, and no new one is let in. Otherwise returns the number of holds.
+    /// active reference, and no new one is given. Otherwise returns how many there are.
     pub(crate) fn close(&self, leaving: usize) -> std::result::Result<(), usize> {
         let mut state = self.0.state.lock();
         if leaving < state.mounts {
             return Ok(());
         }
-        if state.holds > 0 {
-            return Err(state.holds);
+        if state.active_refs > 0 {
+            return Err(state.active_refs);
         }
         state.is_closed = true;
         Ok(())
@@ -284,10 +285,11 @@ impl Super {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// One mount more. A superblock that only holds keep can be mounted again: the holds go on.
+    /// One mount more. A superblock that only active references keep can be mounted again: these
+    /// go on.
     pub(crate) fn grab(&self) -> Result<()> {
         let mut state = self.0.state.lock();
-        let is_over = state.was_mounted && state.mounts == 0 && state.holds == 0;
+        let is_over = state.was_mounted && state.mounts == 0 && state.active_refs == 0;
         if state.is_ended || state.is_closed || is_over {
             return Err(Error::Ended);
         }
@@ -296,10 +298,10 @@ impl Super {
         Ok(())
     }
 
-    /// Whether these many mounts are all that it has, and there is no hold.
+    /// Whether these many mounts are all that it has, and there is no active reference.
     pub(crate) fn is_about_to_end(&self, leaving: usize) -> bool {
         let state = self.0.state.lock();
-        state.mounts == leaving && state.holds == 0
+        state.mounts == leaving && state.active_refs == 0
     }
 
     /// A number that all clones share, and nothing else.
@@ -311,11 +313,11 @@ impl Super {
     pub(crate) fn release_unused(&self) {
         let mut state = self.0.state.lock();
         state.mounts -= 1;
-        // A superblock with an earlier hold had been mounted before.
-        state.was_mounted = state.mounts > 0 || state.uses > 0;
+        // A superblock with an earlier active reference had been mounted before.
+        state.was_mounted = state.mounts > 0 || state.activations > 0;
     }
 
-    /// One mount less; the last one shuts down, unless there is a hold.
+    /// One mount less; the last one shuts down, unless there is an active reference.
     pub(crate) fn release(&self) {
         if let Some(superblock) = self.put() {
             superblock.shutdown();
@@ -327,6 +329,6 @@ impl Super {
     pub(crate) fn put(&self) -> Option<Arc<dyn Superblock>> {
         let mut state = self.0.state.lock();
         state.mounts -= 1;
-        state.ends().then(|| Arc::clone(&self.0.superblock))
+        state.end_if_unused().then(|| Arc::clone(&self.0.superblock))
     }
 }

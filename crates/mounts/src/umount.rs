@@ -4,23 +4,23 @@
 //!    along. Under their namespaces' locks: a synchronous unmount refuses if any of them is pinned;
 //!    then all leave the tables, the sequence is odd meanwhile, and each is counted.
 //! 2. All locks are given back. Replaced tables are left to the readers' domains.
-//! 3. The mounts are ended ([`crate::strategy`]): by the caller, before the call returns.
+//! 3. The mounts are ended ([`crate::teardown`]): by the caller, before the call returns.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use rcu::Cookie;
 use sync::mutant::is_on;
 
-use crate::change::{AllLocked, Change, Departure};
+use crate::change::{Change, LockedNamespaces};
 use crate::error::{Busy, Error, Result};
-use crate::mount::MountId;
-use crate::namespace::{Namespace, Ns};
-use crate::strategy::{Gone, Why};
-use crate::superblock::Super;
-use crate::tree::{Node, Tree};
-use crate::walk::{Last, Start};
+use crate::mount::{MountId, VfsPath};
+use crate::namespace::Namespace;
+use crate::superblock::SuperblockRef;
+use crate::teardown::{UmountReason, UmountedMount};
+use crate::tree::{Node, Ns, Tree};
+use crate::walk::{Base, FinalSymlink};
 
 bitflags::bitflags! {
     /// How to unmount; the bits are those of umount2(2). None: synchronously.
@@ -39,7 +39,7 @@ bitflags::bitflags! {
 }
 
 /// Mounts that leave their namespaces together.
-struct Leaving {
+struct UmountSet {
     /// Children before parents.
     victims: Vec<MountId>,
     is_sync: bool,
@@ -59,11 +59,11 @@ impl Namespace {
     /// those of the walk.
     pub fn umount<'a>(
         &self,
-        start: impl Into<Start<'a>>,
+        start: impl Into<Base<'a>>,
         path: impl AsRef<Path>,
         flags: Umount,
     ) -> Result<()> {
-        self.umount_telling(start, path, flags, |_| {})
+        self.umount_with(start, path, flags, |_| {})
     }
 
     /// Like [`umount`](Self::umount); calls `left` with the mounts that go, in any namespace, once
@@ -71,9 +71,9 @@ impl Namespace {
     ///
     /// # Errors
     /// As [`umount`](Self::umount); `left` is not called then.
-    pub fn umount_telling<'a>(
+    pub fn umount_with<'a>(
         &self,
-        start: impl Into<Start<'a>>,
+        start: impl Into<Base<'a>>,
         path: impl AsRef<Path>,
         flags: Umount,
         left: impl FnOnce(&[MountId]),
@@ -84,7 +84,7 @@ impl Namespace {
             return Err(Error::Flags { bits: flags.bits() });
         }
         self.check_rights()?;
-        let last = if flags.contains(Umount::NOFOLLOW) { Last::Keep } else { Last::Follow };
+        let last = if flags.contains(Umount::NOFOLLOW) { FinalSymlink::Keep } else { FinalSymlink::Follow };
         let (place, _) = self.ns.resolve(start.into(), path.as_ref(), last)?;
         if flags.contains(Umount::FORCE)
             && let Some(superblock) = self.superblock(place.mount)
@@ -93,47 +93,47 @@ impl Namespace {
         }
         let mut change = Change::default();
         let gone = {
-            let mut tree = self.ns.family.tree.lock();
+            let mut tree = self.ns.propagation_domain.tree.lock();
             tree.umount(&self.ns, place, flags, &mut change)
         };
-        change.publish();
-        let why = if flags.contains(Umount::DETACH) { Why::Lazy } else { Why::Sync };
+        change.retire();
+        let why = if flags.contains(Umount::DETACH) { UmountReason::Lazy } else { UmountReason::Sync };
         let gone = gone?;
-        left(&numbers(&gone));
+        left(&ids(&gone));
         self.ns.finish(gone, why);
         Ok(())
     }
 }
 
-fn numbers(gone: &[Departure]) -> Vec<MountId> {
-    gone.iter().map(|departure| departure.mount.id).collect()
+fn ids(gone: &[UmountedMount]) -> Vec<MountId> {
+    gone.iter().map(|umounted| umounted.mount.id).collect()
 }
 
 impl Ns {
-    fn finish(&self, gone: Vec<Departure>, why: Why) {
-        self.counters.unmounts.add(gone.len() as u64);
-        self.teardown.finish(gone.into_iter().map(Gone::new).collect(), why);
+    fn finish(&self, gone: Vec<UmountedMount>, why: UmountReason) {
+        self.core.counters.unmounts.add(gone.len() as u64);
+        self.teardown.finish(gone, why);
     }
 
     /// Takes all mounts down, lazily.
     pub(crate) fn end(self: &Arc<Self>, left: impl FnOnce(&[MountId])) {
         let mut change = Change::default();
         let gone = {
-            let mut tree = self.family.tree.lock();
+            let mut tree = self.propagation_domain.tree.lock();
             let Some(root) = self.root_id() else { return };
-            change.old(self).roots.push(self.root.replace(None));
-            let leaving = Leaving { victims: tree.subtree(root), is_sync: false };
-            tree.leave(&leaving, &mut change)
+            change.retired(self).roots.push(self.root.replace(None));
+            let leaving = UmountSet { victims: tree.subtree(root), is_sync: false };
+            tree.umount_tree(&leaving, &mut change)
         };
-        change.publish();
+        change.retire();
         if let Ok(gone) = gone {
-            left(&numbers(&gone));
-            self.finish(gone, Why::End);
+            left(&ids(&gone));
+            self.finish(gone, UmountReason::End);
         }
     }
 
     pub(crate) fn root_id(&self) -> Option<MountId> {
-        self.root.load(&self.home.domain.read()).as_ref().map(|root| root.id)
+        self.root.load(&self.core.domain.read()).as_ref().map(|root| root.id)
     }
 }
 
@@ -141,10 +141,10 @@ impl Tree {
     fn umount(
         &mut self,
         ns: &Arc<Ns>,
-        place: crate::walk::Place,
+        place: VfsPath,
         flags: Umount,
         change: &mut Change,
-    ) -> Result<Vec<Departure>> {
+    ) -> Result<Vec<UmountedMount>> {
         let node = self.nodes.get(&place.mount).filter(|node| Arc::ptr_eq(&node.ns, ns));
         let node = node.ok_or(Error::NotHere)?;
         if node.mount.root != place.inode {
@@ -161,19 +161,19 @@ impl Tree {
             self.expire(place.mount)?;
         }
         let tops = if is_sync { vec![place.mount] } else { self.subtree(place.mount) };
-        let leaving = Leaving { victims: self.with_copies(tops), is_sync };
-        self.leave(&leaving, change)
+        let leaving = UmountSet { victims: self.propagate_umount(tops), is_sync };
+        self.umount_tree(&leaving, change)
     }
 
     /// Refuses unless the mount was not used since the last call.
     fn expire(&mut self, mount: MountId) -> Result<()> {
         let node = self.nodes.get_mut(&mount).ok_or(Error::NotHere)?;
         let superblock = &node.mount.superblock;
-        let holds = superblock.holds();
-        if holds > 0 {
-            return Err(Error::Busy(Busy { holds, ..Busy::default() }));
+        let active_refs = superblock.active_refs();
+        if active_refs > 0 {
+            return Err(Error::Busy(Busy { active_refs, ..Busy::default() }));
         }
-        let uses = Some(superblock.uses());
+        let uses = Some(superblock.activations());
         let was_marked = node.mount.refs.expire();
         if was_marked && std::mem::replace(&mut node.expiry, uses) == uses {
             return Ok(());
@@ -182,42 +182,19 @@ impl Tree {
         Err(Error::Expiring)
     }
 
-    /// Adds to `victims` the mounts on the same places of mounts that receive the change, unless a
-    /// mount on them stays.
-    fn with_copies(&self, victims: Vec<MountId>) -> Vec<MountId> {
-        if !self.has_groups() {
-            return victims;
-        }
-        let mut going: HashSet<MountId> = victims.iter().copied().collect();
-        let mut order = victims.clone();
-        // Children first: a copy whose children all go can go, too.
-        for id in victims {
-            let Some((on, at)) = self.nodes.get(&id).and_then(|node| node.parent) else { continue };
-            for receiver in self.receivers(on, at) {
-                let Some(copy) = self.child(receiver, at) else { continue };
-                let stays = |child: &MountId| !going.contains(child);
-                let is_free = self.nodes.get(&copy).is_some_and(|node| !node.children.iter().any(stays));
-                if is_free && going.insert(copy) {
-                    order.push(copy);
-                }
-            }
-        }
-        order
-    }
-
     /// All victims leave. A synchronous unmount is refused if one of them is pinned.
-    fn leave(&mut self, leaving: &Leaving, change: &mut Change) -> Result<Vec<Departure>> {
+    fn umount_tree(&mut self, leaving: &UmountSet, change: &mut Change) -> Result<Vec<UmountedMount>> {
         let mut namespaces = BTreeMap::new();
         for node in leaving.victims.iter().filter_map(|id| self.nodes.get(id)) {
-            namespaces.entry(node.ns.home.id).or_insert_with(|| Arc::clone(&node.ns));
+            namespaces.entry(node.ns.core.id).or_insert_with(|| Arc::clone(&node.ns));
         }
         let stamp_all = || -> BTreeMap<u64, Cookie> {
-            namespaces.iter().map(|(&id, ns)| (id, ns.home.domain.get_state())).collect()
+            namespaces.iter().map(|(&id, ns)| (id, ns.core.domain.get_state())).collect()
         };
         let too_early = is_on("mounts-stamp-before-unhash").then(stamp_all);
-        let locked = AllLocked::lock(&namespaces);
+        let locked = LockedNamespaces::lock(&namespaces);
         if leaving.is_sync {
-            self.close_all(&leaving.victims, &locked)?;
+            self.close_all_pins(&leaving.victims, &locked)?;
         }
         let mut gone = Vec::with_capacity(leaving.victims.len());
         // Parents first: then nothing has to be taken out of their lists.
@@ -229,23 +206,22 @@ impl Tree {
             .iter()
             .map(|node| {
                 let may_be_alone = node.ns.teardown.may_be_alone();
-                node.mount.refs.depart(locked.of(&node.ns), leaving.is_sync, may_be_alone)
+                node.mount.refs.mark_umounted(locked.of(&node.ns), leaving.is_sync, may_be_alone)
             })
             .collect();
         drop(locked);
         // One stamp for each namespace, after all have left.
         let stamps = too_early.unwrap_or_else(stamp_all);
-        let departure = |(node, found): (Node, _)| Departure {
-            stamp: stamps[&node.ns.home.id],
+        let umounted = |(node, users): (Node, _)| UmountedMount {
+            stamp: stamps[&node.ns.core.id],
             mount: node.mount,
-            ns: node.ns,
-            found,
+            users,
         };
-        Ok(gone.into_iter().zip(departed).map(departure).collect())
+        Ok(gone.into_iter().zip(departed).map(umounted).collect())
     }
 
     /// Refuses new pins of all victims, or of none.
-    fn close_all(&self, victims: &[MountId], locked: &AllLocked<'_>) -> Result<()> {
+    fn close_all_pins(&self, victims: &[MountId], locked: &LockedNamespaces<'_>) -> Result<()> {
         let nodes = || victims.iter().filter_map(|id| self.nodes.get(id));
         for (n, node) in nodes().enumerate() {
             if !node.mount.refs.close_pins(locked.of(&node.ns)) {
@@ -261,9 +237,9 @@ impl Tree {
         closed
     }
 
-    /// Refuses new holds of superblocks that lose their last mount; of all, or of none.
+    /// Refuses new active references to superblocks that lose their last mount; of all, or of none.
     fn close_superblocks(&self, victims: &[MountId]) -> Result<()> {
-        let mut leaving: Vec<(&Super, usize)> = Vec::new();
+        let mut leaving: Vec<(&SuperblockRef, usize)> = Vec::new();
         for node in victims.iter().filter_map(|id| self.nodes.get(id)) {
             let superblock = &node.mount.superblock;
             match leaving.iter_mut().find(|(known, _)| known.is_same(superblock)) {
@@ -272,9 +248,9 @@ impl Tree {
             }
         }
         for (n, (superblock, mounts)) in leaving.iter().enumerate() {
-            if let Err(holds) = superblock.close(*mounts) {
+            if let Err(active_refs) = superblock.close(*mounts) {
                 leaving[..n].iter().for_each(|(superblock, _)| superblock.reopen());
-                return Err(Error::Busy(Busy { holds, ..Busy::default() }));
+                return Err(Error::Busy(Busy { active_refs, ..Busy::default() }));
             }
         }
         Ok(())
@@ -284,21 +260,21 @@ impl Tree {
     fn unhash_victim(&mut self, id: MountId, change: &mut Change) -> Option<Node> {
         let node = self.nodes.remove(&id)?;
         let (ns, mount) = (&node.ns, &node.mount);
-        let old = change.old(ns);
-        if let Some((on, at)) = node.parent {
-            ns.by_place.remove((on.0, at.0), old);
+        let old = change.retired(ns);
+        if let Some(on) = node.parent {
+            ns.by_mountpoint.remove((on.mount.0, on.inode.0), old);
             old.parents.push(mount.parent.replace(None));
             // Unless the parent went before.
-            if let Some(parent) = self.nodes.get_mut(&on) {
+            if let Some(parent) = self.nodes.get_mut(&on.mount) {
                 parent.children.remove(&id);
             }
         }
         ns.by_id.remove((id.0, 0), old);
-        self.untie(id, node.tie);
-        if let Some(count) = self.counts.get_mut(&ns.home.id) {
+        self.leave_groups(id, node.propagation);
+        if let Some(count) = self.counts.get_mut(&ns.core.id) {
             *count -= 1;
             if *count == 0 {
-                self.counts.remove(&ns.home.id);
+                self.counts.remove(&ns.core.id);
             }
         }
         Some(node)

@@ -31,7 +31,7 @@ use std::sync::{Arc, OnceLock};
 use common::{Fs, namespace};
 use sync::{Mutex, thread};
 use watertight_mounts::{
-    Entry, Error, Inode, Kind, Last, Namespace, Place, Result, Start, Super, Superblock,
+    Base, Error, FinalSymlink, FoundInode, Inode, Kind, Namespace, Result, Superblock, SuperblockRef, VfsPath,
 };
 
 const DIR: Inode = Inode(2);
@@ -58,7 +58,7 @@ struct Covered {
     case: Case,
     ns: OnceLock<Arc<Namespace>>,
     /// The superblock that the change mounts on it.
-    cover: Mutex<Option<Super>>,
+    cover: Mutex<Option<SuperblockRef>>,
     links: Mutex<usize>,
 }
 
@@ -73,13 +73,13 @@ impl Covered {
     fn change(&self) {
         let Some(cover) = self.cover.lock().take() else { return };
         let ns = Arc::clone(self.ns.get().unwrap());
-        thread::spawn(move || ns.attach(Start::Root, "a", &cover).map(drop)).join().unwrap().unwrap();
+        thread::spawn(move || ns.attach(Base::Root, "a", &cover).map(drop)).join().unwrap().unwrap();
     }
 }
 
 impl Superblock for Covered {
-    fn lookup_rcu(&self, dir: Inode, name: &OsStr) -> Option<Result<Entry>> {
-        let entry = |inode, kind| Some(Ok(Entry { inode, kind }));
+    fn lookup_rcu(&self, dir: Inode, name: &OsStr) -> Option<Result<FoundInode>> {
+        let entry = |inode, kind| Some(Ok(FoundInode { inode, kind }));
         if dir == Inode::ROOT && name == "d" {
             return entry(DIR, Kind::Directory);
         }
@@ -127,17 +127,17 @@ impl Superblock for Covered {
 
 /// Walks `path` while the mount on `a` is covered. Returns the walk's result, and the place that
 /// the path leads to after the change.
-fn walk(case: Case, path: &str) -> (Result<Place>, Place) {
+fn walk(case: Case, path: &str) -> (Result<VfsPath>, VfsPath) {
     let (ns, _) = namespace(&["a/"]);
     let ns = Arc::new(ns);
     let (_, cover) = Fs::new(&["x/y", "d/e/"]).mountable();
     let covered =
         Arc::new(Covered { case, ns: OnceLock::new(), cover: Mutex::new(Some(cover)), links: Mutex::new(0) });
     covered.ns.set(Arc::clone(&ns)).unwrap();
-    ns.attach(Start::Root, "a", &Super::new(Arc::clone(&covered) as _)).unwrap();
-    let found = ns.resolve(Start::Root, path, Last::Follow).map(|(place, _)| place);
+    ns.attach(Base::Root, "a", &SuperblockRef::new(Arc::clone(&covered) as _)).unwrap();
+    let found = ns.resolve(Base::Root, path, FinalSymlink::Follow).map(|(place, _)| place);
     assert!(covered.cover.lock().is_none(), "nothing changed while the superblock answered");
-    let expected = ns.resolve(Start::Root, path, Last::Follow).unwrap().0;
+    let expected = ns.resolve(Base::Root, path, FinalSymlink::Follow).unwrap().0;
     // The superblocks have the namespace, and it has them.
     ns.shut().unwrap();
     ns.domain().barrier();

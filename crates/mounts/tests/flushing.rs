@@ -9,9 +9,9 @@ use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use common::Fs;
-use watertight_mounts::{Last, Namespace, Options, Start, Super, Umount};
+use watertight_mounts::{Base, FinalSymlink, Namespace, Options, SuperblockRef, Umount};
 
-const ROOT: Start<'static> = Start::Root;
+const ROOT: Base<'static> = Base::Root;
 
 /// A namespace whose tick is an hour: only a grace period that was asked for without waiting for a
 /// tick begins soon.
@@ -23,12 +23,12 @@ fn namespace() -> Namespace {
 
 /// `v` goes by `unmount`, which flushes beside a grace period that cannot have passed before, and
 /// has passed after.
-fn flushes_beside(ns: &Namespace, (fs, sb): &(Arc<Fs>, Super), unmount: impl FnOnce() + Send) {
+fn flushes_beside(ns: &Namespace, (fs, sb): &(Arc<Fs>, SuperblockRef), unmount: impl FnOnce() + Send) {
     let (in_lookup, in_flush) = (fs.in_lookup.as_ref().unwrap(), fs.in_flush.as_ref().unwrap());
     let stats = || ns.domain().stats();
     thread::scope(|scope| {
         // A walk with a reference: the unmount is not alone.
-        let walk = scope.spawn(|| ns.resolve(ROOT, "v/d", Last::Follow));
+        let walk = scope.spawn(|| ns.resolve(ROOT, "v/d", FinalSymlink::Follow));
         in_lookup.is_reached.pass();
         let section = ns.domain().read();
         let before = stats();
@@ -59,7 +59,7 @@ fn flushes_beside(ns: &Namespace, (fs, sb): &(Arc<Fs>, Super), unmount: impl FnO
     );
 }
 
-fn stopping() -> (Arc<Fs>, Super) {
+fn stopping() -> (Arc<Fs>, SuperblockRef) {
     Fs::new(&["d/f"]).stopping_in_lookup().stopping_in_flush().mountable()
 }
 
@@ -96,19 +96,19 @@ fn what_stays_is_not_flushed() {
     };
     // Pinned, and detached lazily: the last pin's drop has to end it.
     let (pinned, _) = attach("v");
-    let pin = ns.pin(ROOT, "v/d", Last::Follow, "somebody").unwrap();
+    let pin = ns.pin(ROOT, "v/d", FinalSymlink::Follow, "somebody").unwrap();
     ns.umount(ROOT, "v", Umount::DETACH).unwrap();
     // Open, or seen elsewhere.
     for is_open in [true, false] {
         let (fs, sb) = Fs::new(&["d/f"]).stopping_in_lookup().stopping_in_flush().mountable();
         ns.attach(ROOT, "w", &sb).unwrap();
-        let hold = is_open.then(|| sb.hold().unwrap());
+        let hold = is_open.then(|| sb.get_active().unwrap());
         if !is_open {
             ns.bind((ROOT, "w"), (ROOT, "x"), false).unwrap();
         }
         let stop = fs.in_lookup.as_ref().unwrap();
         thread::scope(|scope| {
-            let walk = scope.spawn(|| ns.resolve(ROOT, "w/d", Last::Follow));
+            let walk = scope.spawn(|| ns.resolve(ROOT, "w/d", FinalSymlink::Follow));
             stop.is_reached.pass();
             ns.umount(ROOT, "w", Umount::DETACH).unwrap();
             stop.may_leave.open();

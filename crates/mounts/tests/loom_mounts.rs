@@ -24,7 +24,7 @@ use sync::mutant::{assert_caught, is_on};
 use sync::{RwLock, RwLockReadGuard, thread};
 use watertight_mounts::Inode;
 use watertight_mounts::protocol::{Legitimized, MountLock, Put, Readers, Refs};
-use watertight_mounts::step::{At, Changed, View, cross_down, cross_up};
+use watertight_mounts::step::{Changed, MountLookup, RcuCursor, cross_down, cross_up};
 
 /// Read sections and grace periods, of the simplest kind: loom knows readers and a writer.
 #[derive(Default)]
@@ -94,7 +94,7 @@ impl World {
 
     /// Walks to the mount; with a reference if it got one.
     fn walk(&self, shard: usize) -> bool {
-        let seq = self.lock.sample();
+        let seq = self.lock.read_seqbegin();
         let section = self.sections.read();
         // ORDERING: Acquire, as the tables are read.
         if !self.is_hashed.load(Ordering::Acquire) {
@@ -140,7 +140,7 @@ impl World {
             return;
         }
         self.unhash();
-        let found = self.refs.depart(&locked, is_sync, true);
+        let found = self.refs.mark_umounted(&locked, is_sync, true);
         drop(locked);
         let put = self.refs.complete(&self.lock, found, is_sync, || self.wait_for_readers());
         if put == Put::Last {
@@ -304,7 +304,7 @@ fn the_kernels_synchronous_unmount() {
         fence(Ordering::SeqCst);
         if world.refs.sum() == 1 {
             world.unhash();
-            let _found = world.refs.depart(&locked, true, false);
+            let _found = world.refs.mark_umounted(&locked, true, false);
             drop(locked);
             if !is_on("mounts-no-grace-period") {
                 world.sections.grace_period();
@@ -348,7 +348,7 @@ struct Three {
 const A: Inode = Inode(10);
 const B: Inode = Inode(20);
 
-impl View for Three {
+impl MountLookup for Three {
     type Mount = usize;
 
     fn child(&self, mount: usize, at: Inode) -> Option<usize> {
@@ -390,9 +390,9 @@ impl Three {
     }
 
     /// The place that `a/b` leads to.
-    fn down(&self, seq: u64) -> Result<At<usize>, Changed> {
-        let at = cross_down(self, &self.lock, seq, At { mount: 0, inode: A })?;
-        cross_down(self, &self.lock, seq, At { mount: at.mount, inode: B })
+    fn down(&self, seq: u64) -> Result<RcuCursor<usize>, Changed> {
+        let at = cross_down(self, &self.lock, seq, RcuCursor { mount: 0, inode: A })?;
+        cross_down(self, &self.lock, seq, RcuCursor { mount: at.mount, inode: B })
     }
 }
 
@@ -400,7 +400,7 @@ impl Three {
 fn a_walk_past_mounts_that_go() {
     check(|| {
         let three = Three::new();
-        let seq = three.lock.sample();
+        let seq = three.lock.read_seqbegin();
         let other = three.detach();
         if let Ok(at) = three.down(seq) {
             assert_ne!((at.mount, at.inode), (1, B), "a wrong ENOENT");
@@ -413,11 +413,11 @@ fn a_walk_past_mounts_that_go() {
 fn a_walk_up_from_a_mount_that_goes() {
     check(|| {
         let three = Three::new();
-        let seq = three.lock.sample();
+        let seq = three.lock.read_seqbegin();
         let other = three.detach();
         let up = three.down(seq).and_then(|at| cross_up(&*three, &three.lock, seq, at));
         if let Ok(at) = up {
-            assert_ne!(at, At { mount: 2, inode: Inode::ROOT }, "`..` led nowhere");
+            assert_ne!(at, RcuCursor { mount: 2, inode: Inode::ROOT }, "`..` led nowhere");
         }
         other.join().expect("the other ends");
     });

@@ -5,13 +5,13 @@
 mod common;
 
 use common::{Fs, namespace};
-use watertight_mounts::{Busy, Error, Last, Namespace, Propagation, Start, Umount};
+use watertight_mounts::{Base, Busy, Error, FinalSymlink, Namespace, Propagation, Umount};
 
-const ROOT: Start<'static> = Start::Root;
+const ROOT: Base<'static> = Base::Root;
 const SYNC: Umount = Umount::empty();
 
 fn has(ns: &Namespace, path: &str) -> bool {
-    ns.resolve(ROOT, path, Last::Follow).is_ok()
+    ns.resolve(ROOT, path, FinalSymlink::Follow).is_ok()
 }
 
 fn attach(ns: &Namespace, path: &str, paths: &[&str]) -> std::sync::Arc<Fs> {
@@ -29,8 +29,8 @@ fn a_bind_shows_a_part_and_keeps_the_superblock() {
     ns.bind((ROOT, "v/d"), (ROOT, "all"), true).unwrap();
     assert!(has(&ns, "one/e/f") && !has(&ns, "one/e/x") && has(&ns, "all/e/x"));
     assert!(!has(&ns, "one/g"));
-    let root = ns.resolve(ROOT, "/", Last::Follow).unwrap();
-    assert_eq!(ns.resolve(ROOT, "one/..", Last::Follow).unwrap(), root, "`..` leaves the bind");
+    let root = ns.resolve(ROOT, "/", FinalSymlink::Follow).unwrap();
+    assert_eq!(ns.resolve(ROOT, "one/..", FinalSymlink::Follow).unwrap(), root, "`..` leaves the bind");
     ns.umount(ROOT, "v", Umount::DETACH).unwrap();
     assert_eq!((fs.shutdowns(), inner.shutdowns()), (0, 0));
     assert_eq!(ns.umount(ROOT, "all", SYNC), Err(Error::Busy(Busy { children: 1, ..Busy::default() })));
@@ -54,13 +54,13 @@ fn a_move_takes_everything_along_and_not_into_itself() {
     let (ns, _) = namespace(&["v/", "w/d/"]);
     attach(&ns, "v", &["d/f"]);
     attach(&ns, "v/d", &["x"]);
-    let pin = ns.pin(ROOT, "v/d", Last::Follow, "a shell").unwrap();
+    let pin = ns.pin(ROOT, "v/d", FinalSymlink::Follow, "a shell").unwrap();
     ns.move_mount((ROOT, "v"), (ROOT, "w/d")).unwrap();
     assert!(has(&ns, "w/d/d/x") && !has(&ns, "v/d"));
     assert!(pin.is_mounted());
     assert_eq!(
-        ns.resolve(&pin, "../..", Last::Follow).unwrap().0,
-        ns.resolve(ROOT, "w", Last::Follow).unwrap().0
+        ns.resolve(&pin, "../..", FinalSymlink::Follow).unwrap().0,
+        ns.resolve(ROOT, "w", FinalSymlink::Follow).unwrap().0
     );
     assert_eq!(ns.move_mount((ROOT, "w/d"), (ROOT, "w/d/d")), Err(Error::IntoItself));
     assert_eq!(ns.move_mount((ROOT, "w"), (ROOT, "v")), Err(Error::NotMountRoot));
@@ -95,7 +95,7 @@ fn a_container_pivots_and_drops_the_old_root() {
     let container = host.try_clone().unwrap();
     let fs = attach(&container, "new", &["old/", "data/"]);
     container.bind((ROOT, "v0"), (ROOT, "new/data"), false).unwrap();
-    container.pivot((ROOT, "new"), (ROOT, "new/old")).unwrap();
+    container.pivot_root((ROOT, "new"), (ROOT, "new/old")).unwrap();
     assert!(has(&container, "data/f") && has(&container, "old/v1/f") && !has(&container, "new"));
     container.umount(ROOT, "old", Umount::DETACH).unwrap();
     assert!(!has(&container, "old/v1"));
@@ -199,11 +199,11 @@ fn what_a_receiver_has_there_already_goes_on_top() {
 fn a_mount_that_nobody_uses_expires_at_the_second_call() {
     let (ns, _) = namespace(&["v/"]);
     let fs = attach(&ns, "v", &["f"]);
-    let pin = ns.pin(ROOT, "v/f", Last::Follow, "pid 1").unwrap();
+    let pin = ns.pin(ROOT, "v/f", FinalSymlink::Follow, "pid 1").unwrap();
     assert!(matches!(ns.umount(ROOT, "v", Umount::EXPIRE), Err(Error::Busy(_))));
     drop(pin);
     assert_eq!(ns.umount(ROOT, "v", Umount::EXPIRE), Err(Error::Expiring));
-    drop(ns.pin(ROOT, "v/f", Last::Follow, "pid 1").unwrap());
+    drop(ns.pin(ROOT, "v/f", FinalSymlink::Follow, "pid 1").unwrap());
     assert_eq!(ns.umount(ROOT, "v", Umount::EXPIRE), Err(Error::Expiring), "it was used");
     ns.umount(ROOT, "v", Umount::EXPIRE).unwrap();
     assert_eq!(fs.shutdowns(), 1);
@@ -217,8 +217,8 @@ fn a_clone_counts_its_own_mounts() {
     assert_eq!((ns.stats().mounts, other.stats().mounts), (2, 2));
     other.umount(ROOT, "v", SYNC).unwrap();
     assert_eq!((ns.stats().mounts, other.stats().mounts), (2, 1));
-    let pin = ns.pin(ROOT, "v", Last::Follow, "test").unwrap();
-    assert_eq!(other.resolve(&pin, ".", Last::Follow), Err(Error::NotHere), "another namespace's");
+    let pin = ns.pin(ROOT, "v", FinalSymlink::Follow, "test").unwrap();
+    assert_eq!(other.resolve(&pin, ".", FinalSymlink::Follow), Err(Error::NotHere), "another namespace's");
 }
 
 #[test]
@@ -227,8 +227,8 @@ fn a_hold_is_a_use_for_expiry() {
     let (fs, sb) = Fs::new(&["f"]).mountable();
     ns.attach(ROOT, "v", &sb).unwrap();
     assert_eq!(ns.umount(ROOT, "v", Umount::EXPIRE), Err(Error::Expiring));
-    let hold = sb.hold().unwrap();
-    assert!(matches!(ns.umount(ROOT, "v", Umount::EXPIRE), Err(Error::Busy(Busy { holds: 1, .. }))));
+    let hold = sb.get_active().unwrap();
+    assert!(matches!(ns.umount(ROOT, "v", Umount::EXPIRE), Err(Error::Busy(Busy { active_refs: 1, .. }))));
     drop(hold);
     assert_eq!(ns.umount(ROOT, "v", Umount::EXPIRE), Err(Error::Expiring), "it was used");
     ns.umount(ROOT, "v", Umount::EXPIRE).unwrap();
@@ -239,20 +239,20 @@ fn a_hold_is_a_use_for_expiry() {
 fn a_hold_keeps_the_last_mount_and_no_other() {
     let (ns, _) = namespace(&["v/", "w/"]);
     let (fs, sb) = Fs::new(&["f"]).mountable();
-    assert!(sb.hold().is_err(), "it is not mounted");
+    assert!(sb.get_active().is_err(), "it is not mounted");
     ns.attach(ROOT, "v", &sb).unwrap();
     ns.bind((ROOT, "v"), (ROOT, "w"), false).unwrap();
-    let hold = sb.hold().unwrap();
+    let hold = sb.get_active().unwrap();
     ns.umount(ROOT, "v", SYNC).unwrap();
-    let busy = Err(Error::Busy(Busy { holds: 1, ..Busy::default() }));
+    let busy = Err(Error::Busy(Busy { active_refs: 1, ..Busy::default() }));
     assert_eq!(ns.umount(ROOT, "w", SYNC), busy.clone());
-    assert!(has(&ns, "w/f") && sb.hold().is_ok(), "nothing was changed");
+    assert!(has(&ns, "w/f") && sb.get_active().is_ok(), "nothing was changed");
     ns.umount(ROOT, "w", Umount::DETACH).unwrap();
     assert!(!has(&ns, "w/f"));
-    assert_eq!((fs.shutdowns(), sb.hold().err()), (0, Some(Error::Ended)));
+    assert_eq!((fs.shutdowns(), sb.get_active().err()), (0, Some(Error::Ended)));
     // It is not over: it can be mounted again, and the hold is that of the new mount.
     ns.attach(ROOT, "v", &sb).unwrap();
-    assert!(has(&ns, "v/f") && sb.hold().is_ok());
+    assert!(has(&ns, "v/f") && sb.get_active().is_ok());
     assert_eq!(ns.umount(ROOT, "v", SYNC), busy);
     ns.umount(ROOT, "v", Umount::DETACH).unwrap();
     assert_eq!(fs.shutdowns(), 0);
@@ -268,8 +268,8 @@ fn a_hold_refuses_an_unmount_that_takes_all_copies_along() {
     let other = ns.try_clone().unwrap();
     let (fs, sb) = Fs::new(&["f"]).mountable();
     ns.attach(ROOT, "v", &sb).unwrap();
-    let hold = sb.hold().unwrap();
-    assert!(matches!(other.umount(ROOT, "v", SYNC), Err(Error::Busy(Busy { holds: 1, .. }))));
+    let hold = sb.get_active().unwrap();
+    assert!(matches!(other.umount(ROOT, "v", SYNC), Err(Error::Busy(Busy { active_refs: 1, .. }))));
     assert!(has(&ns, "v/f") && has(&other, "v/f"));
     drop(hold);
     other.umount(ROOT, "v", SYNC).unwrap();

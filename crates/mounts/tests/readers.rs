@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use common::{Fs, namespace};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
-use watertight_mounts::{Last, Namespace, Start};
+use watertight_mounts::{Base, FinalSymlink, Namespace};
 
 const ARENA: usize = 32 << 20;
 /// The child's task, and whether it may write meanwhile.
@@ -120,9 +120,9 @@ fn reader() {
     MEMORY.open();
     let (ns, inner) =
         (namespace(&["a/b/", "f", "c/d/e/", "up -> a/b/d"]).0, Fs::new(&["d/e/f", "g"]).mountable().1);
-    ns.attach(Start::Root, "a/b", &inner).unwrap();
-    ns.attach(Start::Root, "a/b/d/e", &Fs::new(&["g"]).mountable().1).unwrap();
-    ns.attach(Start::Root, "c", &Fs::new(&["slow"]).uncached().mountable().1).unwrap();
+    ns.attach(Base::Root, "a/b", &inner).unwrap();
+    ns.attach(Base::Root, "a/b/d/e", &Fs::new(&["g"]).mountable().1).unwrap();
+    ns.attach(Base::Root, "c", &Fs::new(&["slow"]).uncached().mountable().1).unwrap();
     until_nobody_is_at_work(&ns);
     MEMORY.is_open.store(false, Ordering::SeqCst);
 
@@ -131,9 +131,9 @@ fn reader() {
         let walker = scope.spawn(move || {
             let walks = || {
                 for path in ["a/b/d/e/g", "f", "a/b/d/../../b/g", "/up/e/..", "..", "a/b/d/e/../../.."] {
-                    ns.resolve(Start::Root, path, Last::Follow).unwrap();
+                    ns.resolve(Base::Root, path, FinalSymlink::Follow).unwrap();
                 }
-                ns.resolve(Start::Root, "a/b/none", Last::Follow).unwrap_err();
+                ns.resolve(Base::Root, "a/b/none", FinalSymlink::Follow).unwrap_err();
             };
             // The first ones give the thread its slot.
             walks();
@@ -142,8 +142,8 @@ fn reader() {
             (0..10_000).for_each(|_| walks());
             match task.as_str() {
                 "walk" => {}
-                "pin" => drop(ns.pin(Start::Root, "a/b/d/e/g", Last::Follow, "who is named")),
-                "wait" => assert!(ns.resolve(Start::Root, "c/slow", Last::Follow).is_ok()),
+                "pin" => drop(ns.pin(Base::Root, "a/b/d/e/g", FinalSymlink::Follow, "who is named")),
+                "wait" => assert!(ns.resolve(Base::Root, "c/slow", FinalSymlink::Follow).is_ok()),
                 _ => panic!("what is {task}?"),
             }
             step.store(3, Ordering::SeqCst);
@@ -166,7 +166,7 @@ fn reader() {
         step.store(4, Ordering::SeqCst);
     });
     let is_slow = u64::from(std::env::var(TASK).unwrap() == "wait");
-    assert_eq!((ns.stats().restarts, ns.stats().with_references), (0, is_slow));
+    assert_eq!((ns.stats().restarts, ns.stats().ref_walks), (0, is_slow));
     // The test's own threads would go on with memory of two kinds.
     std::process::exit(0);
 }

@@ -12,10 +12,10 @@ use std::thread;
 use sync::Mutex;
 
 use common::{Fs, Medium, namespace};
-use watertight_mounts::strategy::{Gone, Teardown, Why};
-use watertight_mounts::{Busy, Error, Holder, Last, Namespace, Options, Propagation, Start, Umount};
+use watertight_mounts::teardown::{Teardown, UmountReason, UmountedMount};
+use watertight_mounts::{Base, Busy, Error, FinalSymlink, Holder, Namespace, Options, Propagation, Umount};
 
-const ROOT: Start<'static> = Start::Root;
+const ROOT: Base<'static> = Base::Root;
 
 /// Runs `work` beside threads that walk a path again and again.
 fn beside_walkers(ns: &Namespace, path: &str, work: impl FnOnce()) {
@@ -25,7 +25,7 @@ fn beside_walkers(ns: &Namespace, path: &str, work: impl FnOnce()) {
             scope.spawn(|| {
                 begun.fetch_add(1, Ordering::Relaxed);
                 while !is_over.load(Ordering::Relaxed) {
-                    let _ = ns.resolve(ROOT, path, Last::Follow);
+                    let _ = ns.resolve(ROOT, path, FinalSymlink::Follow);
                 }
             });
         }
@@ -65,7 +65,7 @@ fn mn_r2_the_end_of_a_namespace_frees_all_its_mounts_first() {
         ns.attach(ROOT, name, &sb).unwrap();
         all.push(fs);
     }
-    let pin = ns.pin(ROOT, "v7/sub/f", Last::Follow, "somebody else").unwrap();
+    let pin = ns.pin(ROOT, "v7/sub/f", FinalSymlink::Follow, "somebody else").unwrap();
     let pinned = all.remove(8);
     ns.end();
     assert!(all.iter().all(|fs| fs.shutdowns() == 1));
@@ -97,8 +97,8 @@ fn mn_r3_who_is_in_the_way_is_named() {
     let (ns, _) = namespace(&["v/"]);
     let (fs, sb) = Fs::new(&["d/f"]).mountable();
     ns.attach(ROOT, "v", &sb).unwrap();
-    let pins = ["pid 7", "pid 8"].map(|who| ns.pin(ROOT, "v/d", Last::Follow, who).unwrap());
-    let Err(Error::Busy(Busy { mut holders, children: 0, holds: 0, is_copy: false })) =
+    let pins = ["pid 7", "pid 8"].map(|who| ns.pin(ROOT, "v/d", FinalSymlink::Follow, who).unwrap());
+    let Err(Error::Busy(Busy { mut holders, children: 0, active_refs: 0, is_copy: false })) =
         ns.umount(ROOT, "v", Umount::empty())
     else {
         panic!("it is busy");
@@ -118,7 +118,7 @@ fn mn_r3_pins_beside_synchronous_unmounts_are_before_or_after() {
         for _ in 0..2 {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    let pin = ns.pin(ROOT, "v/f", Last::Follow, "a walker").unwrap();
+                    let pin = ns.pin(ROOT, "v/f", FinalSymlink::Follow, "a walker").unwrap();
                     assert!(pin.superblock().mounts() > 0);
                 }
             });
@@ -154,13 +154,13 @@ fn mn_r4_a_superblock_that_hangs_holds_up_its_own_unmount_only() {
         for flags in [Umount::empty(), Umount::DETACH] {
             let (fs, sb) = Fs::new(&["f"]).mountable();
             ns.attach(ROOT, "other", &sb).unwrap();
-            ns.resolve(ROOT, "other/f", Last::Follow).unwrap();
+            ns.resolve(ROOT, "other/f", FinalSymlink::Follow).unwrap();
             ns.umount(ROOT, "other", flags).unwrap();
             assert_eq!(fs.shutdowns(), 1);
         }
         let (fs, sb) = Fs::new(&["f"]).mountable();
         ns.attach(ROOT, "third", &sb).unwrap();
-        let pin = ns.pin(ROOT, "third", Last::Follow, "test").unwrap();
+        let pin = ns.pin(ROOT, "third", FinalSymlink::Follow, "test").unwrap();
         ns.umount(ROOT, "third", Umount::DETACH).unwrap();
         drop(pin);
         assert_eq!(fs.shutdowns(), 1);
@@ -177,7 +177,7 @@ fn mn_r4_a_superblock_that_hangs_holds_up_its_own_unmount_only() {
 struct Stamps(Mutex<Vec<bool>>);
 
 impl Teardown for Stamps {
-    fn finish(&self, gone: Vec<Gone>, _: Why) {
+    fn finish(&self, gone: Vec<UmountedMount>, _: UmountReason) {
         for gone in gone {
             self.0.lock().push(gone.domain().poll_state(gone.stamp()));
             if let Some(last) = gone.complete(false, || ()) {
@@ -233,7 +233,7 @@ fn mn_r5_numbers_of_grace_periods_go_around_beside_unmounts() {
     for _ in 0..100 {
         let (fs, sb) = Fs::new(&["f"]).mountable();
         ns.attach(ROOT, "v", &sb).unwrap();
-        let pin = ns.pin(ROOT, "v/f", Last::Follow, "test").unwrap();
+        let pin = ns.pin(ROOT, "v/f", FinalSymlink::Follow, "test").unwrap();
         ns.umount(ROOT, "v", Umount::DETACH).unwrap();
         assert_eq!(fs.shutdowns(), 0);
         drop(pin);
@@ -258,21 +258,21 @@ fn mn_r10_one_unmount_takes_thousands_of_copies_down() {
     let (fs, sb) = Fs::new(&["f"]).mountable();
     ns.attach(ROOT, "m/sub", &sb).unwrap();
     assert_eq!(sb.mounts(), PEERS + 1);
-    let pin = ns.pin(ROOT, "p/1234/sub/f", Last::Follow, "pid 9").unwrap();
+    let pin = ns.pin(ROOT, "p/1234/sub/f", FinalSymlink::Follow, "pid 9").unwrap();
     let busy = ns.umount(ROOT, "m/sub", Umount::empty());
     let holders = vec![Holder::from("pid 9")];
     assert_eq!(busy, Err(Error::Busy(Busy { holders, is_copy: true, ..Busy::default() })));
     assert_eq!(sb.mounts(), PEERS + 1, "all or none");
     drop(pin);
-    let pin = ns.pin(ROOT, "m/sub/f", Last::Follow, "pid 9").unwrap();
+    let pin = ns.pin(ROOT, "m/sub/f", FinalSymlink::Follow, "pid 9").unwrap();
     drop(pin);
     ns.umount(ROOT, "m/sub", Umount::empty()).unwrap();
     assert_eq!((sb.mounts(), fs.shutdowns(), fs.ended_by()), (0, 1, Some(thread::current().id())));
-    assert!(ns.resolve(ROOT, "p/77/sub/f", Last::Follow).is_err());
+    assert!(ns.resolve(ROOT, "p/77/sub/f", FinalSymlink::Follow).is_err());
 
     let (fs, sb) = Fs::new(&["f"]).mountable();
     ns.attach(ROOT, "p/5/sub", &sb).unwrap();
-    let pin = ns.pin(ROOT, "p/6/sub/f", Last::Follow, "pid 9").unwrap();
+    let pin = ns.pin(ROOT, "p/6/sub/f", FinalSymlink::Follow, "pid 9").unwrap();
     ns.umount(ROOT, "p/7/sub", Umount::DETACH).unwrap();
     assert_eq!((sb.mounts(), fs.shutdowns()), (1, 0));
     drop(pin);
@@ -366,7 +366,7 @@ fn readers_of_a_namespace_hold_up_its_own_unmounts_only() {
         for (n, clone) in clones.iter().enumerate() {
             let (fs, sb) = Fs::new(&["f"]).mountable();
             clone.attach(ROOT, "v", &sb).unwrap();
-            let pin = clone.pin(ROOT, "v/f", Last::Follow, "somebody").unwrap();
+            let pin = clone.pin(ROOT, "v/f", FinalSymlink::Follow, "somebody").unwrap();
             // A grace period of the same domain would be refused here: it would wait for this
             // thread.
             let others = clones.iter().enumerate().filter(|(other, _)| *other != n);

@@ -12,10 +12,10 @@ use std::sync::Arc;
 use common::{Fs, namespace_ended_by};
 use sync::atomic::{AtomicUsize, Ordering};
 use sync::{model, mutant, thread};
-use watertight_mounts::strategy::{Gone, Teardown, Why};
-use watertight_mounts::{Last, Namespace, Place, Start, Umount};
+use watertight_mounts::teardown::{Teardown, UmountReason, UmountedMount};
+use watertight_mounts::{Base, FinalSymlink, Namespace, Umount, VfsPath};
 
-const ROOT: Start<'static> = Start::Root;
+const ROOT: Base<'static> = Base::Root;
 
 /// Waits for each mount's stamp, and for nothing else; then no thread that found it may be inside.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ struct ByStamps {
 }
 
 impl Teardown for ByStamps {
-    fn finish(&self, gone: Vec<Gone>, _: Why) {
+    fn finish(&self, gone: Vec<UmountedMount>, _: UmountReason) {
         for gone in gone {
             gone.domain().cond_synchronize_expedited(gone.stamp());
             // ORDERING: SeqCst here and below, the model's own.
@@ -37,9 +37,9 @@ impl Teardown for ByStamps {
 }
 
 /// Enters a section, and is inside for as long as that lasts if it finds the mount.
-fn look(ns: &Namespace, place: Place, teardown: &ByStamps) {
+fn look(ns: &Namespace, place: VfsPath, teardown: &ByStamps) {
     let section = ns.domain().read();
-    if ns.resolve(place, "", Last::Follow).is_ok() {
+    if ns.resolve(place, "", FinalSymlink::Follow).is_ok() {
         teardown.inside.fetch_add(1, Ordering::SeqCst);
         thread::yield_now();
         teardown.inside.fetch_sub(1, Ordering::SeqCst);
@@ -53,7 +53,7 @@ fn stamped(flags: Option<Umount>) {
         let (_, root) = Fs::new(&["v/"]).mountable();
         let ns = Arc::new(namespace_ended_by(&root, Arc::clone(&teardown) as _));
         ns.attach(ROOT, "v", &Fs::new(&["f"]).mountable().1).unwrap();
-        let place = ns.resolve(ROOT, "v", Last::Follow).unwrap().0;
+        let place = ns.resolve(ROOT, "v", FinalSymlink::Follow).unwrap().0;
         let reader = thread::spawn({
             let (ns, teardown) = (Arc::clone(&ns), Arc::clone(&teardown));
             move || look(&ns, place, &teardown)

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::{Fs, namespace};
-use watertight_mounts::{Error, Inode, Kind, Last, Namespace, Place, Rights, Start, Umount};
+use watertight_mounts::{Base, Error, FinalSymlink, Inode, Kind, Namespace, Rights, Umount, VfsPath};
 
-fn resolve(ns: &Namespace, path: &str) -> Place {
-    ns.resolve(Start::Root, path, Last::Follow).unwrap().0
+fn resolve(ns: &Namespace, path: &str) -> VfsPath {
+    ns.resolve(Base::Root, path, FinalSymlink::Follow).unwrap().0
 }
 
 fn fails(ns: &Namespace, path: &str) -> Error {
-    ns.resolve(Start::Root, path, Last::Follow).unwrap_err()
+    ns.resolve(Base::Root, path, FinalSymlink::Follow).unwrap_err()
 }
 
 /// One tree with names from memory, and with names that a walk has to wait for.
@@ -26,11 +26,11 @@ fn both(check: impl Fn(&Namespace)) {
         let (_, root) = root.mountable();
         let ns = Namespace::new(&root, Default::default()).unwrap();
         let (_, inner) = as_told(Fs::new(&["d/e/f", "out -> ../f", "d/x -> /a/b/d"])).mountable();
-        ns.attach(Start::Root, "a/b", &inner).unwrap();
+        ns.attach(Base::Root, "a/b", &inner).unwrap();
         let (_, top) = as_told(Fs::new(&["g"])).mountable();
-        ns.attach(Start::Root, "/a/b/d/e", &top).unwrap();
+        ns.attach(Base::Root, "/a/b/d/e", &top).unwrap();
         check(&ns);
-        assert_eq!(ns.stats().with_references > 0, !is_cached, "{is_cached}: {:?}", ns.stats());
+        assert_eq!(ns.stats().ref_walks > 0, !is_cached, "{is_cached}: {:?}", ns.stats());
     }
 }
 
@@ -47,10 +47,10 @@ fn names_links_and_parents_lead_across_mounts() {
         assert_eq!(resolve(ns, "a/b/.."), resolve(ns, "a"));
         assert_eq!(resolve(ns, "../../a/./b/"), inner);
         assert_eq!(resolve(ns, "up"), resolve(ns, "/"));
-        assert_eq!(ns.resolve(Start::Root, "a/b/d/e/g", Last::Follow).unwrap().1, Kind::Other);
-        let step = ns.resolve(resolve(ns, "a"), "b", Last::Follow).unwrap().0;
+        assert_eq!(ns.resolve(Base::Root, "a/b/d/e/g", FinalSymlink::Follow).unwrap().1, Kind::Other);
+        let step = ns.resolve(resolve(ns, "a"), "b", FinalSymlink::Follow).unwrap().0;
         assert_eq!(step, inner, "one step from a place crosses");
-        assert_eq!(ns.resolve(inner, "..", Last::Follow).unwrap().0, resolve(ns, "a"));
+        assert_eq!(ns.resolve(inner, "..", FinalSymlink::Follow).unwrap().0, resolve(ns, "a"));
     });
 }
 
@@ -62,23 +62,23 @@ fn errors_are_those_of_the_table() {
         assert_eq!(fails(ns, "f/x"), Error::NotDirectory { name: name("f") });
         assert_eq!(fails(ns, "f/"), Error::NotDirectory { name: name("f") });
         assert_eq!(fails(ns, "loop"), Error::TooManyLinks { max: 40 });
-        assert!(ns.resolve(Start::Root, "loop", Last::Keep).is_ok());
+        assert!(ns.resolve(Base::Root, "loop", FinalSymlink::Keep).is_ok());
         let (_, other) = Fs::new(&[]).mountable();
-        assert_eq!(ns.attach(Start::Root, "none", &other), Err(Error::NoEntry { name: name("none") }));
-        assert_eq!(ns.attach(Start::Root, "f", &other), Err(Error::NotDirectory { name: name("f") }));
-        assert_eq!(ns.umount(Start::Root, "a", Umount::empty()), Err(Error::NotMountRoot));
+        assert_eq!(ns.attach(Base::Root, "none", &other), Err(Error::NoEntry { name: name("none") }));
+        assert_eq!(ns.attach(Base::Root, "f", &other), Err(Error::NotDirectory { name: name("f") }));
+        assert_eq!(ns.umount(Base::Root, "a", Umount::empty()), Err(Error::NotMountRoot));
         let both = Umount::EXPIRE | Umount::DETACH;
-        assert_eq!(ns.umount(Start::Root, "a/b", both), Err(Error::Flags { bits: 6 }));
+        assert_eq!(ns.umount(Base::Root, "a/b", both), Err(Error::Flags { bits: 6 }));
         let unknown = Umount::from_bits_retain(64);
-        assert_eq!(ns.umount(Start::Root, "a/b", unknown), Err(Error::Flags { bits: 64 }));
+        assert_eq!(ns.umount(Base::Root, "a/b", unknown), Err(Error::Flags { bits: 64 }));
         let tenant = ns.handle(Rights::Walk);
-        assert_eq!(tenant.umount(Start::Root, "a/b", Umount::DETACH), Err(Error::NotPermitted));
+        assert_eq!(tenant.umount(Base::Root, "a/b", Umount::DETACH), Err(Error::NotPermitted));
         assert_eq!(
-            tenant.handle(Rights::Change).attach(Start::Root, "a", &other),
+            tenant.handle(Rights::Change).attach(Base::Root, "a", &other),
             Err(Error::NotPermitted),
             "a handle never gives more rights than it has"
         );
-        assert!(tenant.resolve(Start::Root, "a/b", Last::Follow).is_ok());
+        assert!(tenant.resolve(Base::Root, "a/b", FinalSymlink::Follow).is_ok());
     });
 }
 
@@ -87,13 +87,13 @@ fn a_stack_of_mounts_shows_its_top() {
     let (ns, _) = namespace(&["a/"]);
     let (_, one) = Fs::new(&["x"]).mountable();
     let (_, two) = Fs::new(&["y"]).mountable();
-    ns.attach(Start::Root, "a", &one).unwrap();
-    assert_eq!(ns.attach(Start::Root, "a", &one), Err(Error::AlreadyThere));
-    ns.attach(Start::Root, "a", &two).unwrap();
-    assert!(ns.resolve(Start::Root, "a/y", Last::Follow).is_ok());
-    assert_eq!(ns.resolve(Start::Root, "a/..", Last::Follow).unwrap().0, resolve(&ns, "/"));
-    ns.umount(Start::Root, "a", Umount::empty()).unwrap();
-    assert!(ns.resolve(Start::Root, "a/x", Last::Follow).is_ok());
+    ns.attach(Base::Root, "a", &one).unwrap();
+    assert_eq!(ns.attach(Base::Root, "a", &one), Err(Error::AlreadyThere));
+    ns.attach(Base::Root, "a", &two).unwrap();
+    assert!(ns.resolve(Base::Root, "a/y", FinalSymlink::Follow).is_ok());
+    assert_eq!(ns.resolve(Base::Root, "a/..", FinalSymlink::Follow).unwrap().0, resolve(&ns, "/"));
+    ns.umount(Base::Root, "a", Umount::empty()).unwrap();
+    assert!(ns.resolve(Base::Root, "a/x", FinalSymlink::Follow).is_ok());
 }
 
 #[test]
@@ -102,8 +102,8 @@ fn a_namespace_has_a_bound() {
     let options = watertight_mounts::Options { mounts_max: 2, ..Default::default() };
     let ns = Namespace::new(&root, options).unwrap();
     let supers: Vec<_> = (0..2).map(|_| Fs::new(&[]).mountable()).collect();
-    ns.attach(Start::Root, "a", &supers[0].1).unwrap();
-    assert_eq!(ns.attach(Start::Root, "a", &supers[1].1), Err(Error::TooManyMounts { max: 2 }));
+    ns.attach(Base::Root, "a", &supers[0].1).unwrap();
+    assert_eq!(ns.attach(Base::Root, "a", &supers[1].1), Err(Error::TooManyMounts { max: 2 }));
     assert_eq!(supers[1].1.mounts(), 0);
 }
 
@@ -111,14 +111,18 @@ fn a_namespace_has_a_bound() {
 fn a_place_that_was_detached_is_gone_and_a_pin_on_it_stays() {
     let (ns, _) = namespace(&["a/f"]);
     let (fs, sb) = Fs::new(&["d/f"]).mountable();
-    ns.attach(Start::Root, "a", &sb).unwrap();
+    ns.attach(Base::Root, "a", &sb).unwrap();
     let place = resolve(&ns, "a/d");
-    let cwd = ns.pin(Start::Root, "a/d", Last::Follow, "a shell").unwrap();
-    ns.umount(Start::Root, "a", Umount::DETACH).unwrap();
-    assert_eq!(ns.resolve(place, "f", Last::Follow), Err(Error::NotHere));
-    assert!(ns.resolve(&cwd, "f", Last::Follow).is_ok(), "who is inside stays there");
-    assert_eq!(ns.resolve(&cwd, "../..", Last::Follow).unwrap().0.mount, cwd.mount(), "and does not get out");
-    assert!(ns.resolve(Start::Root, "a/f", Last::Follow).is_ok());
+    let cwd = ns.pin(Base::Root, "a/d", FinalSymlink::Follow, "a shell").unwrap();
+    ns.umount(Base::Root, "a", Umount::DETACH).unwrap();
+    assert_eq!(ns.resolve(place, "f", FinalSymlink::Follow), Err(Error::NotHere));
+    assert!(ns.resolve(&cwd, "f", FinalSymlink::Follow).is_ok(), "who is inside stays there");
+    assert_eq!(
+        ns.resolve(&cwd, "../..", FinalSymlink::Follow).unwrap().0.mount,
+        cwd.mount(),
+        "and does not get out"
+    );
+    assert!(ns.resolve(Base::Root, "a/f", FinalSymlink::Follow).is_ok());
     assert_eq!(fs.shutdowns(), 0);
     drop(cwd);
     assert_eq!(fs.shutdowns(), 1);
@@ -130,13 +134,13 @@ fn a_synchronous_unmount_waits_for_a_visit() {
         let (ns, _) = namespace(&["a/"]);
         let fs = Fs::new(&["d/f"]);
         let (fs, sb) = if is_cached { fs } else { fs.uncached() }.mountable();
-        ns.attach(Start::Root, "a", &sb).unwrap();
+        ns.attach(Base::Root, "a", &sb).unwrap();
         let inode = resolve(&ns, "a/d").inode;
         std::thread::scope(|scope| {
-            let visit = ns.visit(Start::Root, "a/d", Last::Follow, |seen, at, kind| {
+            let visit = ns.visit(Base::Root, "a/d", FinalSymlink::Follow, |seen, at, kind| {
                 assert!(seen.is_same(&sb) && at == inode && kind == Kind::Directory);
-                let unmount = scope.spawn(|| ns.umount(Start::Root, "a", Umount::empty()));
-                while ns.resolve(Start::Root, "a/d", Last::Follow).is_ok() && !unmount.is_finished() {
+                let unmount = scope.spawn(|| ns.umount(Base::Root, "a", Umount::empty()));
+                while ns.resolve(Base::Root, "a/d", FinalSymlink::Follow).is_ok() && !unmount.is_finished() {
                     std::thread::yield_now();
                 }
                 assert_eq!(fs.shutdowns(), 0, "ended under a visit");
@@ -146,7 +150,7 @@ fn a_synchronous_unmount_waits_for_a_visit() {
             visit.unwrap().join().unwrap().unwrap();
         });
         assert_eq!(fs.shutdowns(), 1);
-        let again = ns.visit(Start::Root, "a/d", Last::Follow, |_, _, _| ());
+        let again = ns.visit(Base::Root, "a/d", FinalSymlink::Follow, |_, _, _| ());
         assert!(matches!(again, Err(Error::NoEntry { .. })), "{again:?}");
     }
 }
@@ -165,10 +169,12 @@ fn mn_r9_walks_beside_changes_find_what_was_there_all_the_time() {
                 scope.spawn(|| {
                     while !is_over.load(Ordering::Relaxed) {
                         walks.fetch_add(1, Ordering::Relaxed);
-                        ns.resolve(Start::Root, "a/b/f", Last::Follow).expect("there all the time");
-                        let up =
-                            ns.resolve(Start::Root, "a/b/..", Last::Follow).expect("there all the time").0;
-                        let found = ns.resolve(up, "g", Last::Follow);
+                        ns.resolve(Base::Root, "a/b/f", FinalSymlink::Follow).expect("there all the time");
+                        let up = ns
+                            .resolve(Base::Root, "a/b/..", FinalSymlink::Follow)
+                            .expect("there all the time")
+                            .0;
+                        let found = ns.resolve(up, "g", FinalSymlink::Follow);
                         assert!(found.is_ok() || found == Err(Error::NotHere), "{found:?}");
                     }
                 });
@@ -180,10 +186,10 @@ fn mn_r9_walks_beside_changes_find_what_was_there_all_the_time() {
             for _ in 0..300 {
                 let (_, outer) = as_told(Fs::new(&["b/", "g"])).mountable();
                 let (_, inner) = as_told(Fs::new(&["f"])).mountable();
-                ns.attach(Start::Root, "stage", &outer).unwrap();
-                ns.attach(Start::Root, "stage/b", &inner).unwrap();
-                ns.move_mount((Start::Root, "stage"), (Start::Root, "a")).unwrap();
-                ns.umount(Start::Root, "a", Umount::DETACH).unwrap();
+                ns.attach(Base::Root, "stage", &outer).unwrap();
+                ns.attach(Base::Root, "stage/b", &inner).unwrap();
+                ns.move_mount((Base::Root, "stage"), (Base::Root, "a")).unwrap();
+                ns.umount(Base::Root, "a", Umount::DETACH).unwrap();
             }
             is_over.store(true, Ordering::Relaxed);
         });

@@ -38,10 +38,10 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
-use sync::Mutex;
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::cell::UnsafeCell;
 use sync::mutant::is_on;
+use sync::{CachePadded, Mutex};
 
 use crate::work::Work;
 
@@ -50,16 +50,11 @@ const FIRST: usize = if cfg!(any(loom, shuttle)) { 1 } else { 16 };
 /// Callbacks in the largest segment.
 const LARGEST: usize = if cfg!(any(loom, shuttle)) { 2 } else { 512 };
 
-/// A number in a cache line of its own.
-#[derive(Debug)]
-#[repr(align(128))]
-struct CachePadded(AtomicU64);
-
 /// Callbacks of one thread in one domain.
 #[derive(Debug)]
 pub struct CallbackList {
-    queued: CachePadded,
-    invoked: CachePadded,
+    queued: CachePadded<AtomicU64>,
+    invoked: CachePadded<AtomicU64>,
     is_closed: AtomicBool,
     consumer: Mutex<Consumer>,
     done_segments: Mutex<VecDeque<DoneSegment>>,
@@ -142,8 +137,8 @@ impl Producer {
         let segment = Segment::new(FIRST);
         let consumer = Consumer { segment: Arc::clone(&segment), done: 0, freed: 0, invoked: 0, queued: 0 };
         let list = Arc::new(CallbackList {
-            queued: CachePadded(AtomicU64::new(0)),
-            invoked: CachePadded(AtomicU64::new(0)),
+            queued: CachePadded::new(AtomicU64::new(0)),
+            invoked: CachePadded::new(AtomicU64::new(0)),
             is_closed: AtomicBool::new(false),
             consumer: Mutex::new(consumer),
             done_segments: Mutex::new(VecDeque::new()),
@@ -166,14 +161,14 @@ impl Producer {
         }
         if is_on("rcu-put-before-work") {
             // ORDERING: a mutant.
-            self.list.queued.0.store(self.queued + 1, Ordering::Release);
+            self.list.queued.store(self.queued + 1, Ordering::Release);
         }
         // SAFETY: not counted in `queued` yet, so that no other thread uses it.
         self.segment.cells[self.filled].with_mut(|cell| unsafe { (*cell).write(work) });
         self.filled += 1;
         self.queued += 1;
         // ORDERING: Release, Q1.
-        self.list.queued.0.store(self.queued, Ordering::Release);
+        self.list.queued.store(self.queued, Ordering::Release);
         freed
     }
 
@@ -209,13 +204,13 @@ impl CallbackList {
     /// How many were queued.
     pub fn queued(&self) -> u64 {
         // ORDERING: Acquire, Q1.
-        self.queued.0.load(Ordering::Acquire)
+        self.queued.load(Ordering::Acquire)
     }
 
     /// How many have run.
     pub(crate) fn invoked(&self) -> u64 {
         // ORDERING: Acquire, Q2.
-        self.invoked.0.load(Ordering::Acquire)
+        self.invoked.load(Ordering::Acquire)
     }
 
     /// How many have not run yet.
@@ -253,14 +248,14 @@ impl CallbackList {
             let to = queued.min(consumer.invoked + chunk);
             if is_on("rcu-counted-before-run") {
                 // ORDERING: a mutant.
-                self.invoked.0.store(to, Ordering::Release);
+                self.invoked.store(to, Ordering::Release);
             }
             while consumer.invoked != to {
                 consumer.run_one(&self.done_segments);
             }
             // ORDERING: Release, Q2. After the callbacks: a barrier waits for those that are
             // running, too.
-            self.invoked.0.store(to, Ordering::Release);
+            self.invoked.store(to, Ordering::Release);
             counted(to);
         }
         is_slow

@@ -11,6 +11,7 @@ use sync::{Clock, RealClock};
 use crate::callbacks::{Callbacks, WorkQueue};
 use crate::gp::{GracePeriods, Reader, Unlocked};
 use crate::handle::Handle;
+use crate::inner::Inner;
 use crate::local;
 use crate::polls::Polls;
 use crate::seq::Cookie;
@@ -64,20 +65,6 @@ pub struct Domain {
     pub(crate) inner: Handle,
 }
 
-/// The part that a domain's handles, its threads' registrations and its worker share.
-#[derive(Debug)]
-pub(crate) struct Inner {
-    pub(crate) gp: GracePeriods,
-    /// A reference to itself, for threads that keep it beyond a call.
-    pub(crate) this: Weak<Inner>,
-    pub(crate) counters: Counters,
-    pub(crate) callbacks: Callbacks,
-    pub(crate) polls: Polls,
-    /// Whether it is [`Domain::global`].
-    is_default: bool,
-    pub(crate) ticks: GpTick,
-}
-
 /// A read section: a value that is read under it stays until the guard is dropped.
 ///
 /// Sections nest, cost no system call and write no memory that other readers look at. They should
@@ -103,7 +90,7 @@ pub struct Guard<'d> {
 /// ```
 #[inline]
 pub fn read() -> Guard<'static> {
-    let reader = local::default_reader();
+    let reader = local::default_reader(|| &Domain::global().inner);
     // SAFETY: this thread's, and lives until the thread ends or its last section does.
     GracePeriods::read_lock(unsafe { reader.as_ref() });
     Guard { inner: None, reader, of_thread: PhantomData }
@@ -184,7 +171,7 @@ impl Domain {
         self.check_outside("synchronize");
         self.inner.counters.waiters.add(1);
         if self.inner.gp.try_now(&self.inner.counters) {
-            self.inner.ticks.tell_of_grace_period();
+            self.inner.ticks.on_grace_period();
         } else {
             self.inner.wait_for(self.get_state());
         }
@@ -315,36 +302,6 @@ impl Domain {
             !local::is_inside(&self.inner),
             "{what} in a read section of the same domain would wait for itself"
         );
-    }
-}
-
-impl Inner {
-    pub(crate) fn wait_for(&self, cookie: Cookie) {
-        if self.gp.wait_for(cookie, &self.counters) {
-            self.ticks.tell_of_grace_period();
-        }
-    }
-
-    fn clock_moved(&self) {
-        self.ticks.clock_moved();
-        self.gp.clock_moved();
-        self.clock_of_callbacks_moved();
-        self.polls.clock_moved();
-    }
-
-    fn stats(&self) -> Stats {
-        let counters = &self.counters;
-        let (callbacks_queued, callbacks_run) = self.callbacks.counts();
-        Stats {
-            grace_periods: self.gp.grace_periods(),
-            waiters: counters.waiters.get(),
-            callbacks_queued,
-            callbacks_run,
-            callers_slowed: counters.slowed.get(),
-            stalls: counters.stalls.get(),
-            longest_reader: counters.longest_wait(),
-            readers: self.gp.reader_count(),
-        }
     }
 }
 

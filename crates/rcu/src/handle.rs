@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::domain::Inner;
+use crate::inner::Inner;
 
 /// A counted reference to a domain.
 #[derive(Debug)]

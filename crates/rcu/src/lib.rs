@@ -25,21 +25,27 @@
 //! | [`Retired`] | a replaced value, until no reader sees it |
 //! | [`Cookie`] | a grace period to come, for pollers |
 //!
-//! | module | holds |
-//! |---|---|
-//! | `gp` | the protocol between readers and grace periods: **read this first** |
-//! | `barrier` | its asymmetric fences |
-//! | `seq` | numbers of grace periods |
-//! | `local` | which slot of a domain is this thread's |
-//! | `domain` | the interface |
-//! | `handle` | a domain's counted references |
-//! | `ticks` | waiting for a normal grace period to begin |
-//! | `callbacks` | callbacks, their bound, and their barrier |
-//! | `polls` | grace periods for pollers |
-//! | `callback_list` | the callbacks of one thread |
-//! | `work` | one callback |
-//! | `workers`, `pool` | the threads of domains |
-//! | `cell` | pointers that live as long as a guard |
+//! ```text
+//!  domain   cell                        the interface; pointers that live as long as a guard
+//!    |  \      |
+//!    |   callbacks::worker  polls::worker    callers and the worker; grace periods for pollers
+//!    |      |        |         |
+//!  local ---+     workers -----+         which reader of a domain is this thread's; its threads
+//!    |               |
+//!  handle            |                   a domain's counted references
+//!    |               |
+//!  inner ------------+                   what a domain is made of:
+//!    |
+//!  callbacks   polls   ticks   stats
+//!    |           |       |
+//!  callback_list |       |     ticket, pool      lists of callbacks; parked threads
+//!    |           |       |
+//!  work         gp ------+               one callback; readers and grace periods
+//!                |
+//!             barrier, seq               asymmetric fences; numbers of grace periods
+//! ```
+//!
+//! Read `gp` first, the protocol between readers and grace periods.
 //!
 //! # Threads
 //! A thread needs no registration by hand, and costs each domain that it uses a reader until it
@@ -97,6 +103,7 @@ mod domain;
 pub mod gp;
 #[allow(unsafe_code, reason = "a counted reference that points to its value")]
 mod handle;
+mod inner;
 #[allow(unsafe_code, reason = "a thread's own pointer to its slot, without counting")]
 mod local;
 mod polls;
@@ -105,6 +112,7 @@ mod polls;
 pub mod pool;
 mod seq;
 mod stats;
+mod ticket;
 #[doc(hidden)]
 pub mod ticks;
 #[allow(unsafe_code, reason = "closures without a box")]

@@ -25,8 +25,8 @@ use std::sync::{Arc, Weak};
 use sync::mutant::is_on;
 
 use crate::callback_list::Producer;
-use crate::domain::{Domain, Inner};
 use crate::gp::Reader;
+use crate::inner::Inner;
 
 /// A thread's registration in a domain.
 #[derive(Debug)]
@@ -59,30 +59,30 @@ struct Local {
 }
 
 /// A domain, and what this thread has there; both null at first.
-struct Last<T> {
+struct Cached<T> {
     inner: *const Inner,
-    own: *const T,
+    value: *const T,
 }
 
-impl<T> Last<T> {
-    const NONE: Self = Self { inner: null(), own: null() };
+impl<T> Cached<T> {
+    const NONE: Self = Self { inner: null(), value: null() };
 }
 
-impl<T> Clone for Last<T> {
+impl<T> Clone for Cached<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Last<T> {}
+impl<T> Copy for Cached<T> {}
 
 sync::thread_local! {
     /// The reader of the last section.
-    static LAST: Cell<Last<Reader>> = const { Cell::new(Last::NONE) };
+    static LAST: Cell<Cached<Reader>> = const { Cell::new(Cached::NONE) };
     /// The reader in the default domain, once it was used: there is nothing to compare.
     static DEFAULT: Cell<*const Reader> = const { Cell::new(null()) };
     /// The registration of the last call.
-    static LAST_CALL: Cell<Last<Registration>> = const { Cell::new(Last::NONE) };
+    static LAST_CALL: Cell<Cached<Registration>> = const { Cell::new(Cached::NONE) };
     static LOCAL: RefCell<Local> = const { RefCell::new(Local { registrations: BTreeMap::new(), sweep_at: 16 }) };
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn reader(inner: &Inner) -> NonNull<Reader> {
     let last = LAST.with(Cell::get);
     if std::ptr::eq(last.inner, inner) {
         // SAFETY: beside a domain's address there is that of a reader.
-        return unsafe { NonNull::new_unchecked(last.own.cast_mut()) };
+        return unsafe { NonNull::new_unchecked(last.value.cast_mut()) };
     }
     reader_of_another(inner)
 }
@@ -102,9 +102,9 @@ pub(crate) fn reader(inner: &Inner) -> NonNull<Reader> {
 fn reader_of_another(inner: &Inner) -> NonNull<Reader> {
     let reader = match find(inner) {
         Some(registration) => {
-            let own = Arc::as_ptr(registration.reader.get_or_init(|| register(inner)));
-            LAST.with(|last| last.set(Last { inner, own }));
-            own
+            let value = Arc::as_ptr(registration.reader.get_or_init(|| register(inner)));
+            LAST.with(|last| last.set(Cached { inner, value }));
+            value
         }
         None => {
             let reader = register(inner);
@@ -117,15 +117,14 @@ fn reader_of_another(inner: &Inner) -> NonNull<Reader> {
     unsafe { NonNull::new_unchecked(reader.cast_mut()) }
 }
 
-/// This thread's reader in the default domain. It lives as that of [`reader`] does.
+/// This thread's reader in the default domain, `global`. It lives as that of [`reader`] does.
 #[inline]
-pub(crate) fn default_reader() -> NonNull<Reader> {
-    NonNull::new(DEFAULT.with(Cell::get).cast_mut()).unwrap_or_else(find_default_reader)
+pub(crate) fn default_reader(global: impl FnOnce() -> &'static Inner) -> NonNull<Reader> {
+    NonNull::new(DEFAULT.with(Cell::get).cast_mut()).unwrap_or_else(|| find_default_reader(global()))
 }
 
 #[cold]
-fn find_default_reader() -> NonNull<Reader> {
-    let inner: &Inner = &Domain::global().inner;
+fn find_default_reader(inner: &Inner) -> NonNull<Reader> {
     let reader = reader(inner);
     // Not while the thread is ending.
     if std::ptr::eq(LAST.with(Cell::get).inner, inner) {
@@ -156,8 +155,8 @@ fn find(inner: &Inner) -> Option<Rc<Registration>> {
 
 /// Clears the cached pointers. Does nothing where the thread is ending: they are not used any more.
 fn clear_cache() {
-    let _ = LAST.try_with(|last| last.set(Last::NONE));
-    let _ = LAST_CALL.try_with(|last| last.set(Last::NONE));
+    let _ = LAST.try_with(|last| last.set(Cached::NONE));
+    let _ = LAST_CALL.try_with(|last| last.set(Cached::NONE));
 }
 
 /// A reader of the calling thread's.
@@ -181,15 +180,15 @@ pub(crate) fn with_producer<T>(inner: &Inner, put_in: impl FnOnce(&mut Producer)
     let last = LAST_CALL.with(Cell::get);
     if std::ptr::eq(last.inner, inner) {
         // SAFETY: remembered: this thread's, and alive until `LOCAL` goes.
-        return unsafe { &*last.own }.with_producer(inner, put_in);
+        return unsafe { &*last.value }.with_producer(inner, put_in);
     }
-    with_sender_of_another(inner, put_in)
+    with_producer_of_another(inner, put_in)
 }
 
 #[cold]
-fn with_sender_of_another<T>(inner: &Inner, put_in: impl FnOnce(&mut Producer) -> T) -> T {
+fn with_producer_of_another<T>(inner: &Inner, put_in: impl FnOnce(&mut Producer) -> T) -> T {
     if let Some(registration) = find(inner) {
-        LAST_CALL.with(|last| last.set(Last { inner, own: Rc::as_ptr(&registration) }));
+        LAST_CALL.with(|last| last.set(Cached { inner, value: Rc::as_ptr(&registration) }));
         return registration.with_producer(inner, put_in);
     }
     let mut producer = inner.callbacks.register();
@@ -214,7 +213,7 @@ pub(crate) fn is_inside(inner: &Inner) -> bool {
     let last = LAST.with(Cell::get);
     if std::ptr::eq(last.inner, inner) {
         // SAFETY: remembered: this thread's, and alive until `LOCAL` goes.
-        return unsafe { &*last.own }.is_inside();
+        return unsafe { &*last.value }.is_inside();
     }
     let address = std::ptr::from_ref(inner).addr();
     let is_inside = |local: &RefCell<Local>| {

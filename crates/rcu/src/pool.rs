@@ -36,7 +36,7 @@ pub struct Ticket(Option<Instant>, u64);
 #[derive(Debug)]
 pub struct Pool<T> {
     state: Mutex<State<T>>,
-    told: Condvar,
+    task_queued: Condvar,
     /// Does a task. Does not panic.
     run: fn(T),
 }
@@ -70,7 +70,7 @@ impl<T: Send + 'static> Pool<T> {
             #[cfg(shuttle)]
             is_late: false,
         };
-        Self { state: Mutex::new(state), told: Condvar::new(), run }
+        Self { state: Mutex::new(state), task_queued: Condvar::new(), run }
     }
 
     /// Has a thread do the task: at that time if one is given, or once [`expedite`](Self::expedite)
@@ -87,7 +87,7 @@ impl<T: Send + 'static> Pool<T> {
         let is_first = state.first() == Some(ticket) && !is_on("rcu-pool-first-untold");
         drop(state);
         if is_first || at.is_none() {
-            self.told.notify_one();
+            self.task_queued.notify_one();
         }
         Ok(ticket)
     }
@@ -104,7 +104,7 @@ impl<T: Send + 'static> Pool<T> {
         state.tasks.insert(Ticket(None, ticket.1), task);
         drop(state);
         if !is_on("rcu-pool-hurry-untold") {
-            self.told.notify_one();
+            self.task_queued.notify_one();
         }
         true
     }
@@ -143,7 +143,7 @@ impl<T: Send + 'static> Pool<T> {
         let others = if is_on("rcu-pool-no-successor") { Ok(()) } else { self.get_thread(&mut state) };
         drop(state);
         if !is_on("rcu-pool-successor-untold") {
-            self.told.notify_one();
+            self.task_queued.notify_one();
         }
         if let Err(error) = others {
             log(&error);
@@ -200,7 +200,7 @@ mod time {
     }
 
     pub(super) fn wait<'a, T>(pool: &'a Pool<T>, mut state: Locked<'a, T>, until: Instant) -> Locked<'a, T> {
-        pool.told.wait_until(&mut state, until);
+        pool.task_queued.wait_until(&mut state, until);
         state
     }
 }
@@ -225,7 +225,7 @@ pub mod time {
     /// All threads that are parked, or will be, have been so for long.
     pub fn end<T>(pool: &Pool<T>) {
         pool.state.lock().is_late = true;
-        pool.told.notify_all();
+        pool.task_queued.notify_all();
     }
 
     pub(super) fn has_come(at: Instant, now: Instant) -> bool {
@@ -240,7 +240,7 @@ pub mod time {
     /// woken.
     pub(super) fn wait<'a, T>(pool: &'a Pool<T>, mut state: Locked<'a, T>, until: Instant) -> Locked<'a, T> {
         if until > now() {
-            pool.told.wait(&mut state);
+            pool.task_queued.wait(&mut state);
             return state;
         }
         drop(state);

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use sync::Counter;
+use sync::StatCounter;
 use sync::atomic::{AtomicU64, Ordering};
 
 /// A domain's counters.
 #[derive(Debug, Default)]
 pub struct Counters {
-    pub(crate) waiters: Counter,
-    pub(crate) stalls: Counter,
-    pub(crate) slowed: Counter,
+    pub(crate) waiters: StatCounter,
+    pub(crate) stalls: StatCounter,
+    pub(crate) slowed: StatCounter,
     longest_wait_us: AtomicU64,
 }
 

@@ -65,7 +65,7 @@ impl GpTick {
     }
 
     /// Has sleepers look again: a grace period has ended, which may be theirs.
-    pub fn tell_of_grace_period(&self) {
+    pub fn on_grace_period(&self) {
         // ORDERING: Relaxed, T1 with the grace period's heavy fence.
         if self.has_sleepers.load(Ordering::Relaxed) && !is_on("rcu-sleeper-untold") {
             self.wake_sleepers();

@@ -26,11 +26,11 @@ use std::sync::LazyLock;
 #[cfg(not(any(loom, shuttle)))]
 use std::time::Instant;
 
-use crate::domain::Inner;
+use crate::inner::Inner;
 #[cfg(not(any(loom, shuttle)))]
 use crate::pool::Pool;
 #[cfg(not(any(loom, shuttle)))]
-pub(crate) use crate::pool::Ticket;
+use crate::ticket::Ticket;
 
 #[cfg(not(any(loom, shuttle)))]
 static POOL: LazyLock<Pool<Task>> = LazyLock::new(|| Pool::new(Task::run));
@@ -87,21 +87,3 @@ pub(crate) fn serve_at(domain: &Inner, at: Instant, serve: fn(&Inner)) -> io::Re
 pub(crate) fn expedite(ticket: Ticket) -> bool {
     POOL.expedite(ticket)
 }
-
-/// Whether no thread could be had at the last try: that is logged once.
-#[derive(Debug, Default)]
-pub(crate) struct SpawnFailure(bool);
-
-impl SpawnFailure {
-    /// Records the outcome of a try. Returns the error if it was not logged yet: the caller logs it
-    /// without the domain's lock.
-    pub(crate) fn note(&mut self, asked: io::Result<()>) -> Option<io::Error> {
-        let was_logged = std::mem::replace(&mut self.0, asked.is_err());
-        asked.err().filter(|_| !was_logged)
-    }
-}
-
-/// Nothing is for later.
-#[cfg(any(loom, shuttle))]
-#[derive(Debug)]
-pub(crate) enum Ticket {}

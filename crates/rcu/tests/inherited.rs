@@ -27,7 +27,7 @@ thread_local! {
 fn who_has_a_domain_make_threads_is_asked_before() {
     let domain = Domain::new();
     let asked = Arc::new(AtomicUsize::new(0));
-    let (go_on, told) = channel::<()>();
+    let (go_on, task_queued) = channel::<()>();
     let caller = {
         let (domain, asked) = (domain.clone(), Arc::clone(&asked));
         thread::spawn(move || {
@@ -41,7 +41,7 @@ fn who_has_a_domain_make_threads_is_asked_before() {
             let (begun, has_begun) = channel::<()>();
             domain.call(move || {
                 begun.send(()).expect("the test waits");
-                told.recv().expect("the test tells");
+                task_queued.recv().expect("the test tells");
             });
             assert_eq!(asked.load(Ordering::SeqCst), 1, "the worker's thread");
             // The worker is busy, and does not keep the time for others.

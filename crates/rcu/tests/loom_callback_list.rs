@@ -94,21 +94,21 @@ fn calls_beside_a_worker_that_rests(is_asymmetric: bool) {
     loom::model(move || {
         let worker = Arc::new(WorkerState::default());
         worker.set_running();
-        let told = Arc::new(AtomicBool::new(false));
+        let task_queued = Arc::new(AtomicBool::new(false));
         let mut producer = Producer::new();
         let queue = Arc::clone(producer.list());
         let caller = {
-            let (worker, told) = (Arc::clone(&worker), Arc::clone(&told));
+            let (worker, task_queued) = (Arc::clone(&worker), Arc::clone(&task_queued));
             thread::spawn(move || {
                 producer.push(Work::call(|| ()));
                 // ORDERING: Relaxed, read after the join.
-                told.store(worker.is_absent(is_asymmetric), Ordering::Relaxed);
+                task_queued.store(worker.is_absent(is_asymmetric), Ordering::Relaxed);
             })
         };
         worker.set_absent(is_asymmetric);
         let is_seen = !queue.has_run(queue.queued());
         caller.join().expect("the caller ends");
-        assert!(is_seen || told.load(Ordering::Relaxed), "nobody runs a callback");
+        assert!(is_seen || task_queued.load(Ordering::Relaxed), "nobody runs a callback");
     });
 }
 

@@ -189,7 +189,7 @@ fn who_waits_for_the_tick_is_told() {
             let (shared, ticks) = (Arc::clone(&shared), Arc::clone(&ticks));
             thread::spawn(move || {
                 shared.gp.wait_for(shared.gp.get_state(), &Counters::default());
-                ticks.tell_of_grace_period();
+                ticks.on_grace_period();
             })
         };
         ticks.wait(&shared.gp, cookie);

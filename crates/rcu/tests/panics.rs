@@ -39,14 +39,14 @@ fn callbacks_and_polls_go_on_after_a_panic_of_the_log() {
     let clock = Arc::new(ManualClock::default());
     let options = DomainOptions { clock: Arc::clone(&clock) as _, ..DomainOptions::default() };
     let domain = Domain::with_options(options);
-    let (leave, told) = channel::<()>();
+    let (leave, task_queued) = channel::<()>();
     let (inside, entered) = channel();
     let reader = {
         let domain = domain.clone();
         thread::spawn(move || {
             let _guard = domain.read();
             inside.send(()).expect("the test waits");
-            told.recv().expect("the test tells");
+            task_queued.recv().expect("the test tells");
         })
     };
     entered.recv().expect("the reader enters");

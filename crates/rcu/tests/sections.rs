@@ -28,14 +28,14 @@ struct Reader {
 
 impl Reader {
     fn start(domain: &Domain) -> Self {
-        let (leave, told) = channel();
+        let (leave, task_queued) = channel();
         let (inside, entered) = channel();
         let domain = domain.clone();
         let thread = thread::Builder::new().name("a slow reader".into());
         let thread = thread.spawn(move || {
             let _guard = domain.read();
             inside.send(()).expect("the test waits");
-            told.recv().expect("the test tells");
+            task_queued.recv().expect("the test tells");
         });
         let thread = thread.expect("a thread");
         entered.recv_timeout(LONG).expect("the reader enters");
@@ -214,12 +214,12 @@ fn callbacks_run_in_order_after_readers_left() {
 fn a_barrier_waits_for_a_callback_that_runs() {
     let domain = Domain::new();
     let (began, begins) = channel();
-    let (finish, told) = channel();
+    let (finish, task_queued) = channel();
     let is_over = Arc::new(AtomicBool::new(false));
     let over = Arc::clone(&is_over);
     domain.call(move || {
         began.send(()).expect("the test listens");
-        told.recv().expect("the test tells");
+        task_queued.recv().expect("the test tells");
         // ORDERING: SeqCst in these tests, plain counting.
         over.store(true, Ordering::SeqCst);
     });
@@ -325,10 +325,10 @@ fn who_only_calls_is_no_reader() {
 fn a_poll_does_not_stand_behind_a_callback() {
     let domain = Domain::new();
     let (began, begins) = channel();
-    let (finish, told) = channel::<()>();
+    let (finish, task_queued) = channel::<()>();
     domain.call(move || {
         began.send(()).expect("the test listens");
-        told.recv().expect("the test tells");
+        task_queued.recv().expect("the test tells");
     });
     begins.recv_timeout(LONG).expect("the callback begins");
     for cookie in [domain.start_poll(), domain.start_poll_expedited()] {
@@ -643,14 +643,14 @@ fn a_reader_leaves_while_it_is_named() {
 #[test]
 fn who_is_told_of_a_stall_may_wait_for_a_grace_period() {
     let (domain, clock) = with_clock();
-    let (tell, told) = channel();
+    let (tell, task_queued) = channel();
     let of_log = domain.clone();
     stalled_until_named(&domain, &clock, move || {
         of_log.synchronize_expedited();
         // The test does not listen any more after the first part of the line.
         let _ = tell.send(());
     });
-    told.recv().expect("it has waited");
+    task_queued.recv().expect("it has waited");
 }
 
 #[test]

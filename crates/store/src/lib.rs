@@ -11,6 +11,17 @@
 //! | `FaultStore` | tests: wraps another store and fails, delays, hangs or tears chosen calls |
 //! | [`AroundStore`] | code that has to see each call of another store: [`Watch`] shows whether it answers |
 //!
+//! ```text
+//!  spec                         opens a store by its name
+//!   |
+//!  dir   mem   fault            the stores
+//!   |     |      |   watch  hook     calls under way; calls that a test sees
+//!   |     |      |     |     |
+//!   |     |      |     around        a store around another
+//!   |     |      |       |
+//!   traits, types, name, error       what a store is: read `traits` first
+//! ```
+//!
 //! # References
 //! Every call that returns an [`Entry`] gives its caller one reference on the entry's object.
 //! [`Store::forget`] gives references back. While an object has references its id names the same

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// A type of its own, so that a bare `Relaxed` elsewhere always belongs to a protocol.
 #[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
+pub struct StatCounter(AtomicU64);
 
-impl Counter {
+impl StatCounter {
     /// Adds `n`.
     pub fn add(&self, n: u64) {
-        // ORDERING: Relaxed, statistics only; nothing is published through a Counter.
+        // ORDERING: Relaxed, statistics only; nothing is published through it.
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 

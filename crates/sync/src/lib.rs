@@ -2,26 +2,38 @@
 //! shuttle.
 //!
 //! The build chooses: plain builds get the real thing, `--cfg loom` and `--cfg shuttle` the model
-//! checkers' replacements with the same signatures; `--cfg lines` counts moves of cache lines.
-//! Locks do not poison: a panic in one request is that request's failure, not its neighbours'.
+//! checkers' replacements with the same signatures. Locks do not poison: a panic in one request is
+//! that request's failure, not its neighbours'.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `lock`, `atomic`, `cell`, `thread`, `futex` | what the build chooses: read `lock` first |
+//! | `clock` | time, which a test can set |
+//! | `cache_padded`, `id_hasher`, `shards`, `counter` | layout and hashing of what many threads share |
+//! | `mutant`, `model` | a protocol with a part removed; a test under many schedules |
+//!
+//! The modules do not depend on each other, except on `lock` and `atomic`.
 
 #![forbid(unsafe_code)]
 
+mod cache_padded;
 pub mod cell;
 mod clock;
 mod counter;
 mod futex;
-#[cfg(lines)]
-pub mod lines;
+mod id_hasher;
 mod lock;
 #[cfg(shuttle)]
 pub mod model;
 pub mod mutant;
+pub mod shards;
 pub mod thread;
 
+pub use cache_padded::CachePadded;
 pub use clock::{Clock, ManualClock, RealClock};
-pub use counter::Counter;
+pub use counter::StatCounter;
 pub use futex::Futex;
+pub use id_hasher::{IdHasher, IdMap, IdSet};
 pub use lock::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 #[cfg(loom)]
@@ -45,16 +57,12 @@ macro_rules! thread_local {
 
 /// Atomics of the chosen build.
 pub mod atomic {
-    #[cfg(lines)]
-    pub use crate::lines::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
     #[cfg(loom)]
     pub use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     #[cfg(shuttle)]
     pub use shuttle::sync::atomic::{
         AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
-    #[cfg(not(any(loom, shuttle, lines)))]
+    #[cfg(not(any(loom, shuttle)))]
     pub use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-    #[cfg(lines)]
-    pub use std::sync::atomic::{Ordering, fence};
 }

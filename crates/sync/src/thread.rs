@@ -38,7 +38,7 @@ pub fn before_making_threads(before: impl Fn() + 'static) {
     let _ = before;
 }
 
-/// A call that may come from any thread and makes threads calls this first; [`together`] does.
+/// A call that may come from any thread and makes threads calls this first; [`run_scoped`] does.
 pub fn will_make_threads() {
     #[cfg(not(any(loom, shuttle)))]
     {
@@ -51,7 +51,7 @@ pub fn will_make_threads() {
 /// if the host gives no more; returns when all calls have.
 ///
 /// Loom has no threads that borrow: it makes the one call.
-pub fn together(others: usize, stack_size: usize, work: impl Fn() + Sync) {
+pub fn run_scoped(others: usize, stack_size: usize, work: impl Fn() + Sync) {
     if others == 0 {
         return work();
     }

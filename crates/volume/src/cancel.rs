@@ -1,6 +1,6 @@
 //! Ends the waits of one request.
 //!
-//! Lock order: `Cancel::state` is a leaf; an [`Event`] is signalled outside it.
+//! Lock order: `Cancel::state` is a leaf; an [`WakeEvent`] is signalled outside it.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,12 +10,12 @@ use sync::{Condvar, Mutex};
 
 /// Something to wait for once: set by one side, seen by the other.
 #[derive(Debug, Default)]
-pub struct Event {
+pub struct WakeEvent {
     set: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Event {
+impl WakeEvent {
     /// Sets the event and wakes the threads that wait.
     pub fn set(&self) {
         if is_on("event-set-late") {
@@ -55,7 +55,7 @@ pub struct Cancel {
 #[derive(Debug, Default)]
 struct State {
     cancelled: bool,
-    waiting: Vec<Arc<Event>>,
+    waiting: Vec<Arc<WakeEvent>>,
 }
 
 impl Cancel {
@@ -79,7 +79,7 @@ impl Cancel {
 
     /// Sets `event` when the request is cancelled (at once if it is), until the guard is dropped.
     #[must_use]
-    pub fn watch(&self, event: &Arc<Event>) -> Watch<'_> {
+    pub fn watch(&self, event: &Arc<WakeEvent>) -> CancelGuard<'_> {
         let cancelled = {
             let mut state = self.state.lock();
             state.waiting.push(Arc::clone(event));
@@ -88,18 +88,18 @@ impl Cancel {
         if cancelled {
             event.set();
         }
-        Watch { cancel: self, event: Arc::clone(event) }
+        CancelGuard { cancel: self, event: Arc::clone(event) }
     }
 }
 
 /// Keeps a [`Cancel`] tied to an event.
 #[derive(Debug)]
-pub struct Watch<'a> {
+pub struct CancelGuard<'a> {
     cancel: &'a Cancel,
-    event: Arc<Event>,
+    event: Arc<WakeEvent>,
 }
 
-impl Drop for Watch<'_> {
+impl Drop for CancelGuard<'_> {
     fn drop(&mut self) {
         self.cancel.state.lock().waiting.retain(|event| !Arc::ptr_eq(event, &self.event));
     }

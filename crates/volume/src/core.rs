@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 use store::{Store, Watch};
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::mutant::is_on;
-use sync::{Clock, Counter, RealClock};
-use writeback::{Bdi, Budget, Policy as SyncPolicy};
+use sync::{Clock, RealClock, StatCounter};
+use writeback::{Bdi, Budget, SyncPolicy};
 
-use crate::cancel::Event;
+use crate::cancel::WakeEvent;
+use crate::deferred_close::DeferredClose;
 use crate::events::Events;
 use crate::inode::Inode;
-use crate::later::Later;
-use crate::page::Pool;
+use crate::io::page::Pool;
 use crate::stall::Stall;
 use crate::table::Table;
 use crate::tenants::Tenants;
-use crate::undurable::{Turn, Undurable};
+use crate::unsynced::{SyncEpoch, UnsyncedChanges};
 
 /// The options of a volume.
 #[derive(Debug, Clone)]
@@ -85,24 +85,24 @@ pub(crate) struct Core {
     pub(crate) span: tracing::Span,
     pub(crate) table: Table,
     pub(crate) counters: Counters,
-    pub(crate) undurable: Undurable,
+    pub(crate) unsynced: UnsyncedChanges,
     pub(crate) events: Arc<Events>,
     pub(crate) stall: Stall,
-    pub(crate) later: Later,
+    pub(crate) deferred_close: DeferredClose,
     /// Overlays that ended.
     settled: AtomicU64,
-    forced: AtomicBool,
-    forced_event: Event,
+    aborted: AtomicBool,
+    aborted_event: WakeEvent,
 }
 
 /// Figures for `status`.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    pub(crate) bytes_written_back: Counter,
+    pub(crate) bytes_written_back: StatCounter,
     /// By the store itself, from one file to another.
-    pub(crate) bytes_copied: Counter,
-    pub(crate) writeback_errors: Counter,
-    pub(crate) waits: Counter,
+    pub(crate) bytes_copied: StatCounter,
+    pub(crate) writeback_errors: StatCounter,
+    pub(crate) waits: StatCounter,
 }
 
 impl Core {
@@ -128,43 +128,43 @@ impl Core {
             span,
             table: Table::default(),
             counters: Counters::default(),
-            undurable: Undurable::default(),
+            unsynced: UnsyncedChanges::default(),
             events: Arc::default(),
-            later: Later::default(),
+            deferred_close: DeferredClose::default(),
             settled: AtomicU64::new(0),
-            forced: AtomicBool::new(false),
-            forced_event: Event::default(),
+            aborted: AtomicBool::new(false),
+            aborted_event: WakeEvent::default(),
         })
     }
 
-    /// Gives the volume up: callers that wait get an error.
-    pub(crate) fn force(&self) {
+    /// Aborts the volume: callers that wait get an error.
+    pub(crate) fn abort(&self) {
         // ORDERING: Relaxed; the budget's queue has a lock, which orders it. A waiter takes that
         // lock to queue itself and loads afterwards; this stores and takes the lock afterwards. If
         // the waiter had the lock first, this thread finds it there and calls it, and its event's
         // lock brings this store along; if this had it first, the lock brings it to the waiter's
-        // load. `wait_forced` has its own event, set below. Any other thread that loads may see it
+        // load. `wait_aborted` has its own event, set below. Any other thread that loads may see it
         // a little later.
         if is_on("volume-force-late") {
             self.budget.wake_all();
         }
-        self.forced.store(true, Ordering::Relaxed);
+        self.aborted.store(true, Ordering::Relaxed);
         if !is_on("volume-force-late") {
             self.budget.wake_all();
         }
-        self.bdi.throttle().kick();
-        self.forced_event.set();
-        self.later.wake();
+        self.bdi.throttle().wake_all();
+        self.aborted_event.set();
+        self.deferred_close.wake();
     }
 
     /// A sync of the store begins.
-    pub(crate) fn begin_sync(&self) -> Turn {
-        self.undurable.begin(self.put_bytes())
+    pub(crate) fn begin_sync(&self) -> SyncEpoch {
+        self.unsynced.begin(self.put_bytes())
     }
 
     /// At most how many bytes were given to the store and are not covered by a sync of it.
     pub(crate) fn not_known_durable(&self) -> u64 {
-        self.undurable.bytes(self.put_bytes())
+        self.unsynced.bytes(self.put_bytes())
     }
 
     fn put_bytes(&self) -> u64 {
@@ -187,13 +187,13 @@ impl Core {
         self.settled.load(Ordering::Acquire)
     }
 
-    /// Waits until the volume is given up, but at most `at_most`.
-    pub(crate) fn wait_forced(&self, at_most: Duration) {
-        self.forced_event.wait(Some(Instant::now() + at_most));
+    /// Waits until the volume is aborted, but at most `at_most`.
+    pub(crate) fn wait_aborted(&self, at_most: Duration) {
+        self.aborted_event.wait(Some(Instant::now() + at_most));
     }
 
-    pub(crate) fn is_forced(&self) -> bool {
-        // ORDERING: Relaxed, see `force`.
-        self.forced.load(Ordering::Relaxed)
+    pub(crate) fn is_aborted(&self) -> bool {
+        // ORDERING: Relaxed, see `abort`.
+        self.aborted.load(Ordering::Relaxed)
     }
 }

@@ -109,7 +109,7 @@ impl Volume {
             self.core.options.flush_on_close || self.core.bdi.dirty_inodes() > self.core.idle_files_max;
         if must_write && file.inode.state().cache.held() > 0 {
             (ctx.before_wait)();
-            let _ = self.sweep_file(ctx, &file.inode);
+            let _ = self.writeout_file(ctx, &file.inode);
         }
         file.report()
     }
@@ -118,7 +118,7 @@ impl Volume {
     pub fn release(&self, handle: HandleId) {
         if let Some(file) = self.files.remove(handle) {
             file.closed();
-            self.core.let_go(&file.inode);
+            self.core.release(&file.inode);
         }
     }
 
@@ -127,13 +127,13 @@ impl Volume {
     pub fn release_later(&self, handle: HandleId) {
         if let Some(file) = self.files.remove(handle) {
             file.closed();
-            self.core.leave_inode(&file.inode);
+            self.core.defer_inode(&file.inode);
         }
     }
 
     fn close_inode(&self, inode: &Arc<Inode>) {
         inode.state().opens -= 1;
-        self.core.let_go(inode);
+        self.core.release(inode);
     }
 
     /// Makes the file durable: its data, size and name; with `data_only` not its other attributes.
@@ -148,7 +148,7 @@ impl Volume {
     pub(crate) fn fsync_file(&self, ctx: &Ctx<'_>, file: &FileHandle, data_only: bool) -> Result<()> {
         (ctx.before_wait)();
         // Both record their errors, which `report` then returns.
-        let synced = self.sweep_file(ctx, &file.inode).and_then(|()| file.inode.make_durable(data_only));
+        let synced = self.writeout_file(ctx, &file.inode).and_then(|()| file.inode.make_durable(data_only));
         match synced {
             Err(error @ (Error::Interrupted | Error::Released)) => Err(error),
             _ => file.report(),
@@ -157,10 +157,10 @@ impl Volume {
 
     /// Writes now what is dirty of a file, whichever caller dirtied it, and waits for no limit but
     /// those that the caller is under.
-    fn sweep_file(&self, ctx: &Ctx<'_>, inode: &Arc<Inode>) -> Result<()> {
+    fn writeout_file(&self, ctx: &Ctx<'_>, inode: &Arc<Inode>) -> Result<()> {
         let caller = TenantOf { tenants: &self.core.options.tenants, caller: ctx.caller };
         let syncing = self.core.bdi.begin_fsync(&caller, self.core.options.sync_policy, inode);
-        inode.sweep_all(&syncing.pass(inode), Some(ctx.cancel))
+        inode.writeout_all(&syncing.throttled_write(inode), Some(ctx.cancel))
     }
 
     /// Allocates, zeroes or punches a range.
@@ -339,7 +339,7 @@ impl Inode {
             return Ok(());
         }
         (ctx.before_wait)();
-        self.sweep_all(&self.owing(), None)
+        self.writeout_all(&self.unthrottled_write(), None)
     }
 
     /// Writes what is dirty before the file gets set-id bits or capabilities: the host takes them

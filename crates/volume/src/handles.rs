@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use store::Dir;
 use sync::atomic::{AtomicU64, Ordering};
-use sync::{Mutex, RwLock};
+use sync::{IdMap, Mutex, RwLock};
 use writeback::{Cgroup, Cursor};
 
 use crate::inode::Inode;
-use crate::table::IdMap;
+
 use crate::{Error, HandleId, NodeId, OpenFlags, Result};
 
 const SHARDS: usize = 16;
@@ -84,12 +84,12 @@ impl<T> Handles<T> {
     }
 
     /// Takes all of them out, for the caller to close.
-    pub(crate) fn take(&self) -> Held<T> {
-        Held { _all: self.shards.iter().map(|shard| std::mem::take(&mut *shard.write())).collect() }
+    pub(crate) fn take(&self) -> TakenHandles<T> {
+        TakenHandles { _all: self.shards.iter().map(|shard| std::mem::take(&mut *shard.write())).collect() }
     }
 }
 
 /// The handles that were open; closed when this is dropped.
-pub(crate) struct Held<T> {
+pub(crate) struct TakenHandles<T> {
     _all: Vec<IdMap<u64, Arc<T>>>,
 }

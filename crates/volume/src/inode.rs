@@ -25,11 +25,11 @@ use store::{Access, Attr, ErrorKind, File, Timestamp};
 use sync::atomic::AtomicU64;
 use sync::mutant::is_on;
 use sync::{Mutex, MutexGuard};
-use writeback::{ErrSeq, Link, Permit};
+use writeback::{ErrSeq, InodeWb, Permit};
 
-use crate::cache::Cache;
 use crate::core::Core;
-use crate::page::PAGE;
+use crate::io::cache::Cache;
+use crate::io::page::PAGE;
 use crate::privileges::Known;
 use crate::{NodeId, Result};
 
@@ -39,7 +39,7 @@ pub(crate) struct Inode {
     pub(crate) core: Arc<Core>,
     pub(crate) errors: ErrSeq<ErrorKind>,
     /// Write-back's part.
-    pub(crate) link: Link<Self>,
+    pub(crate) inode_wb: InodeWb<Self>,
     /// Pages in the cache, for the budget's thresholds.
     pub(crate) held: Arc<AtomicU64>,
     /// See [`crate::privileges`].
@@ -73,7 +73,7 @@ pub(crate) struct State {
     /// The file's name when that happened: `status` shows it and does not ask the store.
     pub(crate) failing_path: Option<PathBuf>,
     /// On the list of things to close or forget later.
-    pub(crate) is_left: bool,
+    pub(crate) is_deferred: bool,
     /// Openings through which a user that is not root can have mapped the file to write.
     pub(crate) foreign_mappers: u64,
     /// Set under `privileges` as well.
@@ -123,7 +123,7 @@ impl Inode {
             id,
             core: Arc::clone(core),
             errors: ErrSeq::default(),
-            link: Link::default(),
+            inode_wb: InodeWb::default(),
             held: Arc::new(AtomicU64::new(0)),
             privileges: Mutex::new(()),
             io: Mutex::new(()),
@@ -221,7 +221,7 @@ impl State {
             changes: 0,
             failing: None,
             failing_path: None,
-            is_left: false,
+            is_deferred: false,
             foreign_mappers: 0,
             known: Known::default(),
             shown_ctime: None,

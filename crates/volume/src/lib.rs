@@ -16,51 +16,82 @@
 //! # }
 //! ```
 //!
+//! # Modules
+//! ```text
+//! volume      the parts of a volume and its beginning; read this first
+//! names, files, privileges      what front ends call: directories, open files, set-id bits
+//! io          read, write, reserve: into the cache and out of it
+//!             writeback, throttled: from the cache to the store, as limits allow
+//!             cache, page
+//! lifecycle   status, sync, shutdown, abort; state is what they share
+//! core, inode, table, handles   the state: of a volume, of an object, all of them, what is open
+//! deferred_close, stall         a store that does not answer
+//! tenants, limits, unsynced     whose data it is, its limits, what is not durable yet
+//! events, cancel, types, error
+//! ```
+//!
 //! # Lock order
 //! ```text
 //! Inode::privileges    held while set-id bits and capabilities are given or taken away
 //!   Inode::io          held while data goes to the store
 //!     table shard
 //!       Inode::state
-//!         Bdi and Wb lists, Budget::queue, Pool::free, Later::list, Cancel::state     leaves
+//!         Bdi and Wb lists, Budget::queue, Pool::free, DeferredClose::list, Cancel::state     leaves
 //! ```
 //! The store is called with `Inode::privileges` and `Inode::io` at most.
 
 #![forbid(unsafe_code)]
 
-mod cache;
+/// File data: the cache, and its way to the store and back.
+mod io {
+    pub(crate) mod cache;
+    pub(crate) mod page;
+    mod read;
+    mod reserve;
+    pub(crate) mod throttled;
+    pub(crate) mod write;
+    mod writeback;
+}
+
+/// From a volume's figures and syncs to its end.
+mod lifecycle {
+    pub mod abort;
+    mod shutdown;
+    pub(crate) mod state;
+    pub(crate) mod status;
+    mod sync;
+}
+
 mod cancel;
 mod core;
-mod data;
+mod deferred_close;
 mod error;
 pub mod events;
 mod files;
-mod flush;
-pub mod give_up;
 mod handles;
 mod inode;
-mod later;
-mod life;
 mod limits;
 mod names;
-mod page;
-mod pieces;
 mod privileges;
 mod stall;
 mod table;
 mod tenants;
 mod types;
-mod undurable;
+mod unsynced;
 mod volume;
 
 pub use crate::core::Options;
 pub use crate::volume::{Volume, span_of};
-pub use cancel::{Cancel, Event, Watch};
+pub use cancel::{Cancel, CancelGuard, WakeEvent};
+pub use cgroups::CgroupId;
 pub use error::{Error, Result};
 pub use files::Opened;
-pub use life::{DrainReport, LifeState, Status, Unwritten};
+pub use lifecycle::abort;
+pub use lifecycle::state::{DrainReport, Unwritten, VolumeState};
+pub use lifecycle::status::Status;
 pub use limits::{CgroupLimits, LimitChange};
 pub use privileges::may_set_id;
 pub use tenants::Tenants;
+pub use throttle::{CgroupPath, LimitError, Limits};
 pub use types::{Caller, Ctx, HandleId, NodeId, OpenFlags, WriteFlags};
-pub use writeback::{BdiStatus, CgroupPath, LimitError, Limits, Owner, Policy as SyncPolicy, WbStatus};
+pub use writeback::{BdiStatus, SyncPolicy, WbStatus};

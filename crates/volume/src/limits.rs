@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
-use writeback::{CgroupPath, Direction, LimitError, Limits, Request, number};
+use throttle::{CgroupPath, Direction, LimitError, Limits, Request, number};
 
 use crate::{Caller, Volume};
 
@@ -82,10 +82,10 @@ impl Volume {
     }
 
     /// From now on the owners of changes that are not durable yet are noted;
-    /// [`has_undurable_of`](Self::has_undurable_of) tells them apart. Earlier changes count for
+    /// [`has_unsynced_of`](Self::has_unsynced_of) tells them apart. Earlier changes count for
     /// every owner, until the next sync of the store.
     pub fn note_owners(&self) {
-        self.core.undurable.note_owners();
+        self.core.unsynced.note_owners();
     }
 
     /// Something beside file data was changed: that went to the store at once, and counts as an
@@ -94,7 +94,7 @@ impl Volume {
     pub(crate) fn note_metadata(&self, caller: &Caller) {
         let core = &self.core;
         let owner = || core.options.tenants.of_caller(caller);
-        core.undurable.note(owner);
+        core.unsynced.note(owner);
         if core.bdi.throttle().is_limiting()
             && let Some(owner) = owner()
         {

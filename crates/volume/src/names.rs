@@ -77,7 +77,7 @@ impl Volume {
     /// Gives `n` look-ups on `id` back.
     pub fn forget(&self, id: NodeId, n: u64) {
         if let Some(inode) = self.given_back(id, n) {
-            self.core.forgotten(&inode);
+            self.core.release_lookups(&inode);
         }
     }
 
@@ -85,7 +85,7 @@ impl Volume {
     /// volume's own asks it.
     pub fn forget_later(&self, id: NodeId, n: u64) {
         if let Some(inode) = self.given_back(id, n) {
-            self.core.leave_inode(&inode);
+            self.core.defer_inode(&inode);
         }
     }
 
@@ -190,7 +190,7 @@ impl Volume {
             && inode.state().cache.held() > 0
         {
             (ctx.before_wait)();
-            let _recorded = inode.write_for_sync(&inode.owing(), None);
+            let _recorded = inode.write_for_sync(&inode.unthrottled_write(), None);
         }
     }
 
@@ -233,7 +233,7 @@ impl Volume {
     /// The last descriptor of a directory was closed.
     pub fn release_dir(&self, handle: HandleId) {
         if let Some(dir) = self.dirs.remove(handle) {
-            self.core.let_go_dir(dir);
+            self.core.release_dir(dir);
         }
     }
 
@@ -241,7 +241,7 @@ impl Volume {
     /// of the volume's own asks it.
     pub fn release_dir_later(&self, handle: HandleId) {
         if let Some(dir) = self.dirs.remove(handle) {
-            self.core.leave_dir(dir);
+            self.core.defer_dir(dir);
         }
     }
 

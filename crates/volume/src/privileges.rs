@@ -110,7 +110,7 @@ impl Inode {
             return Ok(false);
         }
         self.core.store.set_attr(self.id, &SetAttr { perm: Some(perm), ..SetAttr::default() })?;
-        self.core.undurable.note(|| None);
+        self.core.unsynced.note(|| None);
         Ok(true)
     }
 
@@ -118,7 +118,7 @@ impl Inode {
         let name = std::ffi::OsStr::new(CAPABILITY);
         // Looked for first: removing an attribute that is not there costs file systems more.
         let gone = self.core.store.get_xattr(self.id, name).and_then(|_| {
-            self.core.undurable.note(|| None);
+            self.core.unsynced.note(|| None);
             self.core.store.remove_xattr(self.id, name)
         });
         match gone {

@@ -8,7 +8,7 @@
 //! A look ([`Volume::look`](crate::Volume::look)) notices the beginning and the end of a stall, and
 //! reports each once.
 //!
-//! Lock order: `Stall::told`, then what [`store::Watch`] and the journal of the events lock.
+//! Lock order: `Stall::reported`, then what [`store::Watch`] and the journal of the events lock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use store::{UnderWay, Watch};
 use sync::atomic::{AtomicBool, Ordering};
 use sync::mutant::is_on;
-use sync::{Counter, Mutex};
+use sync::{Mutex, StatCounter};
 
 use crate::events::{Edge, Events};
 
@@ -27,10 +27,10 @@ pub(crate) struct Stall {
     after: Duration,
     /// The call that was reported last, until it returns. Reports are made under this lock, in
     /// order.
-    told: Mutex<Option<UnderWay>>,
-    /// Whether there is one, for a thread that asks at each request. Written under `told`.
-    is_told: AtomicBool,
-    count: Counter,
+    reported: Mutex<Option<UnderWay>>,
+    /// Whether there is one, for a thread that asks at each request. Written under `reported`.
+    is_reported: AtomicBool,
+    count: StatCounter,
 }
 
 impl Stall {
@@ -38,9 +38,9 @@ impl Stall {
         Self {
             watch,
             after,
-            told: Mutex::new(None),
-            is_told: AtomicBool::new(false),
-            count: Counter::default(),
+            reported: Mutex::new(None),
+            is_reported: AtomicBool::new(false),
+            count: StatCounter::default(),
         }
     }
 
@@ -67,16 +67,16 @@ impl Stall {
     /// Looks as [`now`](Self::now) does, and reports it if that is news.
     pub(crate) fn look(&self, events: &Events) -> Option<UnderWay> {
         let seen_before = is_on("stall-seen-before").then(|| self.now());
-        let mut told = self.told.lock();
+        let mut reported = self.reported.lock();
         // Under the lock: a result from before it may be outdated when other threads have reported
         // later states.
         let late = seen_before.unwrap_or_else(|| self.now());
-        if told.is_some() == late.is_some() {
+        if reported.is_some() == late.is_some() {
             return late;
         }
-        *told = late;
+        *reported = late;
         // ORDERING: Relaxed, nothing is published by it.
-        self.is_told.store(late.is_some(), Ordering::Relaxed);
+        self.is_reported.store(late.is_some(), Ordering::Relaxed);
         match late {
             Some(_) => {
                 self.count.add(1);
@@ -88,16 +88,16 @@ impl Stall {
     }
 
     /// Whether the store did not answer at the last look.
-    pub(crate) fn is_told(&self) -> bool {
+    pub(crate) fn is_reported(&self) -> bool {
         // ORDERING: Relaxed, as in `look`.
-        self.is_told.load(Ordering::Relaxed)
+        self.is_reported.load(Ordering::Relaxed)
     }
 
     /// Replaces a store that hangs, for checkers.
     #[cfg(all(test, shuttle))]
-    pub(crate) fn tell(&self) {
+    pub(crate) fn set_reported(&self) {
         // ORDERING: Relaxed, as in `look`.
-        self.is_told.store(true, Ordering::Relaxed);
+        self.is_reported.store(true, Ordering::Relaxed);
     }
 
     /// Stalls that were noticed so far.
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
     use crate::events::What;
 
-    fn told(events: &Events) -> Vec<What> {
+    fn reported(events: &Events) -> Vec<What> {
         let mut reader = events.journal().reader(0);
         let next = || match reader.read() {
             Read::Entry { value, .. } => Some(value.what.clone()),
@@ -143,12 +143,12 @@ mod tests {
         assert!(hanging.wait_hanging(1, Duration::from_secs(60)));
         assert_eq!(stall.look(&events).unwrap().call, "statfs");
         assert_eq!(stall.look(&events), stall.now());
-        assert_eq!((told(&events), stall.count()), (vec![What::Stall(Edge::Begins)], 1));
+        assert_eq!((reported(&events), stall.count()), (vec![What::Stall(Edge::Begins)], 1));
         hanging.release();
         assert!(thread.join().unwrap());
         assert_eq!((stall.look(&events), stall.look(&events)), (None, None));
         let both = vec![What::Stall(Edge::Begins), What::Stall(Edge::Ends)];
-        assert_eq!((told(&events), stall.count()), (both, 1));
+        assert_eq!((reported(&events), stall.count()), (both, 1));
     }
 
     #[test]
@@ -160,6 +160,6 @@ mod tests {
         assert_eq!((stall.look(&events), stall.count()), (None, 0));
         hanging.release();
         assert!(thread.join().unwrap());
-        assert_eq!(told(&events), []);
+        assert_eq!(reported(&events), []);
     }
 }

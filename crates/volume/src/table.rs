@@ -2,39 +2,14 @@
 //!
 //! Lock order: a shard, then an inode's state. The store is called with neither held.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use sync::RwLock;
+use sync::{IdMap, RwLock};
 
 use crate::NodeId;
 use crate::inode::Inode;
 
 const SHARDS: usize = 16;
-
-/// Spreads ids, which are counted up or are inode numbers of the store: in the low bits, too, for
-/// which a user might choose files.
-#[derive(Debug, Default)]
-pub(crate) struct IdHasher(u64);
-
-impl Hasher for IdHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, n: u64) {
-        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
-    }
-}
-
-pub(crate) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
 
 /// Inodes by id.
 #[derive(Debug, Default)]

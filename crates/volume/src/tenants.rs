@@ -7,11 +7,11 @@
 
 use std::sync::Arc;
 
-use cgroups::{Event, Hierarchy, Threads, Watch};
-use writeback::{Cgroup, CgroupPath, Owner, Switcher};
+use cgroups::{CgroupId, Event, Hierarchy, Threads, Watch};
+use throttle::CgroupPath;
+use writeback::{Cgroup, Switcher};
 
 use crate::Caller;
-use crate::inode::Inode;
 
 /// A cgroup may be made, moved to and removed between two looks. No caller should meet that more
 /// often than this.
@@ -21,7 +21,7 @@ const ATTEMPTS: usize = 4;
 /// which everything belongs.
 #[derive(Debug, Default)]
 pub struct Tenants {
-    pub(crate) switcher: Arc<Switcher<Inode>>,
+    pub(crate) switcher: Arc<Switcher>,
     host: Option<Host>,
 }
 
@@ -38,16 +38,16 @@ impl Tenants {
     /// # Errors
     /// When the host gives no thread or descriptor.
     pub fn of(tree: Hierarchy) -> std::io::Result<Arc<Self>> {
-        let switcher = Arc::<Switcher<Inode>>::default();
+        let switcher = Arc::<Switcher>::default();
         let threads = Arc::<Threads>::default();
         let watch = {
             let (switcher, threads) = (Arc::clone(&switcher), Arc::clone(&threads));
             Watch::start(tree.clone(), move |event| match event {
                 Event::Removed(id) => {
                     threads.forget(id);
-                    switcher.remove_cgroup(Owner(id));
+                    switcher.remove_cgroup(id);
                 }
-                Event::Renamed(id, name) => switcher.rename_cgroup(Owner(id), &name),
+                Event::Renamed(id, name) => switcher.rename_cgroup(id, &name),
             })?
         };
         Ok(Arc::new(Self { switcher, host: Some(Host { tree, threads, watch }) }))
@@ -60,23 +60,23 @@ impl Tenants {
     }
 
     /// The tenant that asks; `None` if the request has no thread, or its tenant cannot be found.
-    pub(crate) fn of_caller(&self, caller: &Caller) -> Option<Owner> {
-        let Some(host) = &self.host else { return Some(Owner::ROOT) };
+    pub(crate) fn of_caller(&self, caller: &Caller) -> Option<CgroupId> {
+        let Some(host) = &self.host else { return Some(CgroupId::ROOT) };
         if caller.pid == 0 {
             return None;
         }
-        host.threads.get(caller.pid, || self.look_up(host, caller.pid).map(|owner| owner.0)).map(Owner)
+        host.threads.get(caller.pid, || self.look_up(host, caller.pid))
     }
 
     /// The cgroup with this number; the root if it was removed meanwhile, or there is none.
-    pub(crate) fn cgroup_of(&self, owner: Option<Owner>) -> Arc<Cgroup> {
+    pub(crate) fn cgroup_of(&self, owner: Option<CgroupId>) -> Arc<Cgroup> {
         let cgroups = self.switcher.cgroups();
         owner.and_then(|owner| cgroups.get(owner)).unwrap_or_else(|| Arc::clone(cgroups.root()))
     }
 
     /// Whether there is such a cgroup. The cached cgroup of a thread may be older than that
     /// cgroup's end.
-    pub(crate) fn is_living(&self, owner: Owner) -> bool {
+    pub(crate) fn is_living(&self, owner: CgroupId) -> bool {
         self.switcher.cgroups().get(owner).is_some()
     }
 
@@ -87,27 +87,27 @@ impl Tenants {
     }
 
     /// The path of a cgroup that is known; that of the root if it is not.
-    pub(crate) fn path(&self, owner: Owner) -> CgroupPath {
+    pub(crate) fn path(&self, owner: CgroupId) -> CgroupPath {
         self.path_of_living(owner).unwrap_or_else(CgroupPath::root)
     }
 
     /// The path of a cgroup that lives; `None` if there is none with this number, or not any more.
-    pub(crate) fn path_of_living(&self, owner: Owner) -> Option<CgroupPath> {
+    pub(crate) fn path_of_living(&self, owner: CgroupId) -> Option<CgroupPath> {
         self.switcher.cgroups().get(owner).map(|cgroup| CgroupPath::from(&*cgroup.path()))
     }
 
-    fn look_up(&self, host: &Host, tid: u32) -> Option<Owner> {
+    fn look_up(&self, host: &Host, tid: u32) -> Option<CgroupId> {
         let cgroups = self.switcher.cgroups();
         for _ in 0..ATTEMPTS {
             let path = host.tree.path_of(tid)?;
             // None: it was removed or renamed since the kernel returned its path.
             let Some(found) = host.tree.look_up(&path) else { continue };
-            let is_known = cgroups.get(Owner(found.id())).is_some();
+            let is_known = cgroups.get(found.id()).is_some();
             let made = |id, parent, name: &std::ffi::OsStr| {
-                cgroups.add_named(Owner(id), Owner(parent), name);
+                cgroups.add_named(id, parent, name);
             };
             if is_known || host.watch.add(&found, made) {
-                return Some(Owner(found.id()));
+                return Some(found.id());
             }
         }
         None
@@ -120,7 +120,7 @@ pub(crate) struct TenantOf<'a> {
     pub(crate) caller: Caller,
 }
 
-impl writeback::Caller for TenantOf<'_> {
+impl writeback::SyncCaller for TenantOf<'_> {
     fn cgroup(&self) -> CgroupPath {
         self.tenants.path_of(&self.caller)
     }

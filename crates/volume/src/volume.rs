@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use store::Store;
-use writeback::{Bdi, BdiOptions, Budget, CgroupPath};
+use throttle::CgroupPath;
+use writeback::{Bdi, BdiOptions, Budget};
 
 use crate::core::Core;
 use crate::handles::{DirHandle, FileHandle, Handles};
-use crate::life::Life;
-use crate::page::PAGE;
+use crate::io::page::PAGE;
+use crate::lifecycle::state::Lifecycle;
 use crate::{Error, Options, Result, SyncPolicy, Tenants};
 
 /// The smallest cache: a few of the largest requests must fit.
@@ -24,7 +25,7 @@ pub struct Volume {
     pub(crate) core: Arc<Core>,
     pub(crate) files: Handles<FileHandle>,
     pub(crate) dirs: Handles<DirHandle>,
-    pub(crate) life: Life,
+    pub(crate) lifecycle: Lifecycle,
 }
 
 impl Volume {
@@ -53,7 +54,7 @@ impl Volume {
             core: Core::new(store, options, budget, (bdi, span)),
             files: Handles::default(),
             dirs: Handles::default(),
-            life: Life::default(),
+            lifecycle: Lifecycle::default(),
         });
         if volume.core.options.sync_policy == SyncPolicy::Isolated {
             volume.note_owners();

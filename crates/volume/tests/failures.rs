@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use common::{Client, eager, lazy};
 use store::{Access, ErrorKind, FaultOp, FaultStore, MemStore, Name, RenameFlags, Store};
-use watertight_volume::give_up::CALLS;
-use watertight_volume::{Error, LifeState, NodeId, Options};
+use watertight_volume::abort::CALLS;
+use watertight_volume::{Error, NodeId, Options, VolumeState};
 
 const MIB: usize = 1 << 20;
 const LONG: Duration = Duration::from_secs(120);
@@ -93,7 +93,7 @@ fn a_writer_without_room_gets_the_error_of_its_own_file() {
         "{error:?}"
     );
     let report = client.volume.shutdown();
-    assert_eq!(client.volume.status().state, LifeState::Failed);
+    assert_eq!(client.volume.status().state, VolumeState::Failed);
     assert_eq!(report.unwritten.len(), 1);
     assert_eq!(report.unwritten[0].error, Some(ErrorKind::NoSpace));
     assert!(report.unwritten[0].bytes >= 3 * MIB as u64, "{report:?}");
@@ -134,7 +134,7 @@ fn a_call_that_hangs_already_gets_no_more_time_when_the_volume_is_given_up() {
     let begun = Instant::now();
     // Nothing reports that time has passed.
     thread::sleep(CALLS);
-    client.volume.force();
+    client.volume.abort();
     assert!(client.volume.is_left_to_its_store(begun), "waited for although it had its time");
     faults.release();
     // It returns the result of the call that had begun before.
@@ -257,13 +257,13 @@ fn a_second_shutdown_gets_the_first_ones_report() {
         })
         .collect();
     assert!(faults.wait_hanging(1, LONG));
-    assert_eq!(client.volume.status().state, LifeState::Draining);
+    assert_eq!(client.volume.status().state, VolumeState::Draining);
     assert!(client.volume.report().is_none());
     faults.release();
     let reports: Vec<_> = ends.into_iter().map(|end| end.join().unwrap()).collect();
     assert_eq!(reports[0], reports[1]);
     assert!(reports[0].is_complete());
-    assert_eq!(client.volume.status().state, LifeState::Released);
+    assert_eq!(client.volume.status().state, VolumeState::Released);
 }
 
 #[test]

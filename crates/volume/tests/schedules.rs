@@ -135,10 +135,10 @@ fn what_the_flusher_writes_is_not_taken_for_durable() {
         let (client, _) = start(eager());
         let (_, handle) = client.create("file");
         client.volume.sync_all().unwrap();
-        assert!(!client.volume.has_undurable_of(&CgroupPath::root()), "all of it is durable");
+        assert!(!client.volume.has_unsynced_of(&CgroupPath::root()), "all of it is durable");
         client.write(handle, 0, &[1; 10]).unwrap();
         for _ in 0..4 {
-            assert!(client.volume.has_undurable_of(&CgroupPath::root()), "taken for durable");
+            assert!(client.volume.has_unsynced_of(&CgroupPath::root()), "taken for durable");
             thread::yield_now();
         }
         client.volume.sync_all().unwrap();
@@ -342,7 +342,7 @@ fn a_waiting_writer_gets_room() {
 fn a_waiting_writer_hears_of_force() {
     model::check(|| {
         let full = full(|| Ok(()));
-        assert_eq!(write_beside(&full, || full.client.volume.force()), Err(Error::Released));
+        assert_eq!(write_beside(&full, || full.client.volume.abort()), Err(Error::Released));
         full.leave.open();
         full.client.volume.shutdown();
     });
@@ -354,7 +354,7 @@ fn a_waiting_writer_hears_of_failure() {
         let full = full(|| Err(store::Error::new(ErrorKind::Io, "write")));
         let outcome = write_beside(&full, || full.leave.open());
         assert!(outcome.is_err(), "there was no room: {outcome:?}");
-        full.client.volume.force();
+        full.client.volume.abort();
         full.client.volume.shutdown();
     });
 }
@@ -396,7 +396,7 @@ fn a_waiting_writer_hears_of_a_failed_fsync() {
         assert!(outcome.is_err(), "there was no room: {outcome:?}");
         syncer.join().unwrap();
         flush.open();
-        full.client.volume.force();
+        full.client.volume.abort();
         full.client.volume.shutdown();
     });
 }
@@ -418,7 +418,7 @@ fn what_is_written_meanwhile_is_not_told_as_durable() {
         client.volume.sync_all().unwrap();
         client.write(handle, 0, &[1; 10]).unwrap();
         let other = in_thread(&client, |client| client.volume.write_back());
-        let report = client.volume.report_given_up();
+        let report = client.volume.abort_report();
         assert!(!report.is_complete(), "told as durable");
         other.join().unwrap();
         end(&client);

@@ -13,6 +13,8 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::Path;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
 
 pub mod checks;
 pub mod holders;
@@ -32,4 +34,18 @@ pub mod utab;
 pub(crate) fn new_file(path: &Path) -> io::Result<File> {
     let _left_over = fs::remove_file(path);
     OpenOptions::new().write(true).create_new(true).open(path)
+}
+
+/// Runs `work` on a thread of its own, and returns the channel that its result comes by: the caller
+/// waits only for as long as it likes.
+///
+/// # Errors
+/// When the host gives no thread.
+pub(crate) fn spawn_for_result<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<Receiver<T>> {
+    let (sender, receiver) = channel();
+    thread::Builder::new().name(name.to_owned()).spawn(move || drop(sender.send(work())))?;
+    Ok(receiver)
 }

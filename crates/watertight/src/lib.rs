@@ -80,30 +80,20 @@ fn tell(verb: &Verb, problem: &Problem) {
 }
 
 fn run(cli: &Cli) -> Result<ExitCode> {
-    let level = cli.log_level.as_deref();
-    if let Verb::Mount(args) = &cli.verb {
-        let format = cli.log_format.unwrap_or_else(|| LogFormat::for_mount(args.log_file.is_some()));
-        logging::start(format, level, "info")?;
-        if cli.log_format.is_some() {
-            logging::take_all();
-        }
-        return daemon::mount::run(args, cli.in_background);
-    }
-    if let Verb::Serve(args) = &cli.verb
-        && args.serves()
-    {
-        logging::start(cli.log_format.unwrap_or_else(|| LogFormat::for_mount(false)), level, "info")?;
-        if cli.log_format.is_some() {
-            logging::take_all();
-        }
-    } else {
-        logging::start(cli.log_format.unwrap_or(LogFormat::Text), level, "warn")?;
+    let (default, level) = match &cli.verb {
+        Verb::Mount(args) => (LogFormat::for_mount(args.log_file.is_some()), "info"),
+        Verb::Serve(args) if args.serves() => (LogFormat::for_mount(false), "info"),
+        _ => (LogFormat::Text, "warn"),
+    };
+    logging::start(cli.log_format.unwrap_or(default), cli.log_level.as_deref(), level)?;
+    if level == "info" && cli.log_format.is_some() {
+        logging::take_all();
     }
     if cli.verb.is_for_all_users() {
         users::include_all_users()?;
     }
     match &cli.verb {
-        Verb::Mount(_) => {}
+        Verb::Mount(args) => return daemon::mount::run(args, cli.in_background),
         Verb::Umount(args) => umount::run(args)?,
         Verb::Attach(args) => attach::attach(args)?,
         Verb::Detach(args) => attach::detach(args)?,

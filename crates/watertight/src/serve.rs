@@ -39,14 +39,12 @@ pub use config::{CgroupLimit, Config, VolumeConfig};
 
 use crate::cli::ServeArgs;
 use crate::control::api::Missing;
-use crate::host::notify;
-use crate::host::signals;
+use crate::host::{notify, signals};
 use crate::registry::missing::List;
 use crate::term::console::console;
-use crate::term::logging;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::Show as _;
-use crate::term::units;
+use crate::term::{logging, units};
 use child::{Child, Ending};
 use event::{Event, PAUSE, PAUSE_MAX};
 use limits::VolumeLimits;

@@ -1,82 +1,92 @@
 //! Write-back: which cgroup owns dirty data, which thread writes it, which callers wait for it, and
-//! what an unmount waits for.
+//! what an unmount waits for. The names are those of Linux' `fs/fs-writeback.c` and
+//! `mm/page-writeback.c`.
 //!
-//! The names are those of Linux' `fs/fs-writeback.c` and `mm/page-writeback.c`:
+//! ```text
+//! ops      what threads do with a device, all of it as `impl Bdi`
+//!            lists     make an inode dirty, count its bytes, requeue it
+//!            flusher   write inodes by age and above thresholds
+//!            balance   a writer at its cgroup's dirty limits
+//!            sync      what a sync covers, and whose limits it passes
+//!            moves     inodes go from one wb to another
+//!            offline   inodes of a removed cgroup go to an ancestor
+//!             |
+//! device   the data structures
+//!            bdi       one backing device with its superblock; begin here
+//!            wbs, wb   the inodes of one cgroup on a device, on lists
+//!            flushers  which flusher is where, and timers
+//!            inode     the part of each inode that is write-back's
+//!             |     \
+//! dirty       |      switch   what switches need, without a word about devices
+//!   limits    |        switcher   shared by all devices of a process
+//!   budget    |        cgroup, foreign     the owners of data; whether an inode's should change
+//!             |        drain, strategy     what an unmount waits for
+//!             |        pending, domain, work_queue
+//! errseq   write-back errors, reported once through each open file
+//! ```
 //!
-//! | type | is |
-//! |---|---|
-//! | [`Switcher`] | shared by all devices of a process: cgroups, read sections, the threads that switch inodes |
-//! | [`Bdi`] | one backing device (here: one store) with its wbs, its flusher threads and its superblock |
-//! | [`Wb`] | the inodes of one cgroup on one backing device |
-//! | [`Inode`] | what a wb lists: something with dirty data that can be written; [`Link`] is the part of it that is here |
-//! | [`Cgroups`] | the tree of the cgroups that own dirty data |
-//! | [`Foreign`] | whether an inode's owner should change, from which cgroups write it |
-//! | [`Drain`] | what unmount waits for: the ownership switches of one superblock |
-//! | [`Budget`] | the hard bound on cached pages, and which writers must wait when it is near |
-//! | [`Throttle`] | `io.max`: the limits of cgroups on one store, and which requests need not wait for them |
-//! | [`Balance`] | the verdict of a cgroup's dirty limits on a writer |
-//! | [`ErrSeq`] | write-back errors, reported once through each open file |
-//!
-//! The crate knows nothing of files, stores or FUSE.
+//! Below are `throttle` (the limits that a flusher keeps), `eventpoll`, `rcu` and `cgroups`. The
+//! crate knows nothing of files, stores or FUSE.
 
 #![cfg_attr(not(loom), forbid(unsafe_code))]
 #![deny(unsafe_code)]
 
-mod balance;
-mod bdi;
-mod boost;
-mod budget;
-mod cgroup;
-mod crew;
-mod dirty;
-mod discipline;
-mod drain;
-mod errseq;
-mod flusher;
-mod foreign;
-mod grace;
-mod group;
-mod limit;
-mod link;
-mod listing;
-mod meter;
-mod offline;
-mod pass;
-mod pending;
-mod queue;
-mod switch;
-mod switcher;
-mod syncing;
-mod throttle;
-mod ticket;
-mod wb;
-mod wbs;
+/// Who may dirty more: the hard bound on cached pages, and the dirty limits of cgroups.
+mod dirty {
+    pub(crate) mod budget;
+    pub(crate) mod limits;
+}
 
-pub use bdi::{Bdi, BdiOptions, BdiStatus};
-pub use boost::{Boost, Scope};
-pub use budget::{Budget, InLine, Permit, Queued, Waiter};
-pub use cgroup::{Cgroup, Cgroups, Owner};
-pub use dirty::{Balance, Reserved};
-pub use discipline::{Discipline, Others, PerSuperblock, Unmounting};
+/// One backing device: its wbs, their inodes and its flushers.
+mod device {
+    pub(crate) mod bdi;
+    pub(crate) mod flushers;
+    pub(crate) mod inode;
+    pub(crate) mod wb;
+    pub(crate) mod wbs;
+}
+
+/// What threads do with a device.
+mod ops {
+    mod balance;
+    pub(crate) mod flusher;
+    mod lists;
+    mod moves;
+    pub(crate) mod offline;
+    pub(crate) mod sync;
+}
+
+/// The owners of data, and the ownership switches that an unmount waits for.
+mod switch {
+    pub(crate) mod cgroup;
+    pub(crate) mod domain;
+    pub(crate) mod drain;
+    pub(crate) mod foreign;
+    pub(crate) mod pending;
+    pub(crate) mod strategy;
+    pub(crate) mod switcher;
+    pub(crate) mod work_queue;
+}
+
+mod errseq;
+
+pub use device::bdi::{Bdi, BdiOptions, BdiStatus};
+pub use device::inode::{Inode, InodeWb, Outcome};
+pub use device::wb::{Wb, WbStatus};
+pub use dirty::budget::{Budget, InLine, Permit, Queued, Waiter};
+pub use dirty::limits::{Balance, DirtyReservation};
+pub use errseq::{Cursor, ErrSeq};
+pub use ops::flusher::RoomWait;
+pub use ops::offline::BATCH;
+pub use ops::sync::{SyncCaller, SyncPolicy, Syncing};
+pub use switch::cgroup::{Cgroup, Cgroups};
+pub use switch::domain::{Cookie, Domain, Guard};
 #[cfg(loom)]
 #[doc(hidden)]
-pub use drain::Memory;
-pub use drain::{Bell, Drain, Drained, LeftToWorkers, OwnSwitches, Pin};
-pub use errseq::{Cursor, ErrSeq};
-pub use flusher::WaitsForRoom;
-pub use foreign::{Foreign, Round};
+pub use switch::drain::Memory;
+pub use switch::drain::{Drain, DrainWaker, Drained, LeftToWorkers, OwnSwitches, SbPin};
+pub use switch::foreign::{Foreign, Round};
 #[doc(hidden)]
-pub use grace::Cookie;
-pub use grace::{Grace, Section};
-pub use group::{Group, Request};
-pub use limit::{CgroupPath, Direction, LimitError, Limits, number};
-pub use link::{Inode, Link, Outcome};
-pub use offline::BATCH;
-pub use pass::{How, Pass, Passed, Pieces};
-#[doc(hidden)]
-pub use pending::{Pending, Pushed};
-pub use switcher::{IN_FLIGHT_MAX, SwitchStats, Switcher};
-pub use syncing::{Caller, Policy, Syncing};
-pub use throttle::{Admission, Chain, Listening, Throttle};
-pub use ticket::{Ticket, Turn};
-pub use wb::{Wb, WbStatus};
+pub use switch::pending::{Pending, Pushed};
+pub use switch::strategy::{DrainStrategy, PerSuperblock, SharedState, Unmounting};
+pub use switch::switcher::{IN_FLIGHT_MAX, SwitchStats, Switcher};

@@ -5,17 +5,18 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use cgroups::CgroupId;
 use sync::{Clock, ManualClock, Mutex, RealClock};
-use watertight_writeback::{Bdi, BdiOptions, Budget, Inode, Link, Outcome, Owner, Permit, Switcher};
+use watertight_writeback::{Bdi, BdiOptions, Budget, Inode, InodeWb, Outcome, Permit, Switcher};
 
 /// A cgroup beside the root.
-const OTHER: Owner = Owner(7);
+const OTHER: CgroupId = CgroupId(7);
 const LONG: Duration = Duration::from_secs(120);
 
 /// Dirty until it is written; reports that with the time.
 #[derive(Debug)]
 struct File {
-    link: Link<Self>,
+    inode_wb: InodeWb<Self>,
     name: usize,
     clock: Arc<ManualClock>,
     pages: Mutex<Option<Permit>>,
@@ -29,8 +30,8 @@ impl Inode for File {
         Outcome::Clean
     }
 
-    fn link(&self) -> &Link<Self> {
-        &self.link
+    fn inode_wb(&self) -> &InodeWb<Self> {
+        &self.inode_wb
     }
 }
 
@@ -38,7 +39,7 @@ struct Rig {
     clock: Arc<ManualClock>,
     budget: Arc<Budget>,
     bdi: Arc<Bdi<File>>,
-    tell: Sender<(usize, u64)>,
+    wake_fitting: Sender<(usize, u64)>,
     written: Receiver<(usize, u64)>,
 }
 
@@ -55,21 +56,22 @@ impl Rig {
             retry_pause: Duration::from_millis(1),
             clock: Arc::clone(&clock) as _,
         };
-        let switcher = Arc::<Switcher<File>>::default();
-        switcher.cgroups().add(OTHER, Owner::ROOT);
+        let switcher = Arc::<Switcher>::default();
+        switcher.cgroups().add(OTHER, CgroupId::ROOT);
         let bdi = Bdi::start("test", options, Arc::clone(&budget), &switcher);
-        let (tell, written) = channel();
-        Self { clock, budget, bdi, tell, written }
+        let (wake_fitting, written) = channel();
+        Self { clock, budget, bdi, wake_fitting, written }
     }
 
     fn dirty(&self, name: usize, pages: u64) {
-        self.dirty_of(Owner::ROOT, name, pages);
+        self.dirty_of(CgroupId::ROOT, name, pages);
     }
 
-    fn dirty_of(&self, owner: Owner, name: usize, pages: u64) {
+    fn dirty_of(&self, owner: CgroupId, name: usize, pages: u64) {
         let permit = self.budget.try_take(pages, 0).expect("room");
-        let (clock, written) = (Arc::clone(&self.clock), self.tell.clone());
-        let file = File { link: Link::default(), name, clock, pages: Mutex::new(Some(permit)), written };
+        let (clock, written) = (Arc::clone(&self.clock), self.wake_fitting.clone());
+        let file =
+            File { inode_wb: InodeWb::default(), name, clock, pages: Mutex::new(Some(permit)), written };
         let file = Arc::new(file);
         self.bdi.mark_dirty(Arc::clone(&file), owner);
         self.bdi.account(&file, pages * 4096, 0);
@@ -79,7 +81,7 @@ impl Rig {
     /// Moves the clock and wakes the flushers.
     fn after(&self, seconds: u64) {
         self.clock.advance(Duration::from_secs(seconds));
-        self.bdi.kick();
+        self.bdi.start_background();
     }
 
     #[track_caller]
@@ -137,7 +139,7 @@ fn who_holds_little_is_left_alone_beside_who_fills_the_cache() {
     rig.dirty_of(OTHER, 11, 2);
     let written: Vec<_> = (0..3).map(|_| rig.writes()).collect();
     assert_eq!(written, [(3, 0), (4, 0), (5, 0)]);
-    let rest = rig.bdi.waits_for_room();
+    let rest = rig.bdi.begin_room_wait();
     assert_eq!([rig.writes(), rig.writes()], [(10, 0), (11, 0)], "somebody waits for room: all is written");
     drop(rest);
     rig.dirty_of(OTHER, 12, 1);
@@ -170,9 +172,9 @@ fn above_the_threshold_of_inodes_half_is_written_whatever_its_age() {
 /// Reports when it is being written, and stays so until it may go on.
 #[derive(Debug)]
 struct Slow {
-    link: Link<Self>,
-    owner: Owner,
-    begun: Sender<Owner>,
+    inode_wb: InodeWb<Self>,
+    owner: CgroupId,
+    begun: Sender<CgroupId>,
     go_on: Arc<Mutex<Receiver<()>>>,
 }
 
@@ -186,20 +188,20 @@ impl Inode for Slow {
         Outcome::Clean
     }
 
-    fn link(&self) -> &Link<Self> {
-        &self.link
+    fn inode_wb(&self) -> &InodeWb<Self> {
+        &self.inode_wb
     }
 }
 
-const A: Owner = Owner(1);
-const B: Owner = Owner(2);
+const A: CgroupId = CgroupId(1);
+const B: CgroupId = CgroupId(2);
 
 /// Files of `A` hang in the store, more than there are flushers: how many at the same time, while
 /// those of `B` are written.
 fn hanging_at_once(flushers: usize) -> usize {
-    let switcher: Arc<Switcher<Slow>> = Arc::default();
-    switcher.cgroups().add(A, Owner::ROOT);
-    switcher.cgroups().add(B, Owner::ROOT);
+    let switcher: Arc<Switcher> = Arc::default();
+    switcher.cgroups().add(A, CgroupId::ROOT);
+    switcher.cgroups().add(B, CgroupId::ROOT);
     let options = BdiOptions {
         flushers,
         dirty_after: Duration::ZERO,
@@ -214,7 +216,7 @@ fn hanging_at_once(flushers: usize) -> usize {
     let go_on_at = Arc::new(Mutex::new(going_on));
     let dirty = |owner| {
         let (begun, go_on) = (begun.clone(), Arc::clone(&go_on_at));
-        bdi.mark_dirty(Arc::new(Slow { link: Link::default(), owner, begun, go_on }), owner);
+        bdi.mark_dirty(Arc::new(Slow { inode_wb: InodeWb::default(), owner, begun, go_on }), owner);
     };
     (0..2 * flushers).for_each(|_| dirty(A));
     let mut hanging = 0;
@@ -243,7 +245,7 @@ fn of_three_flushers_two_may_be_at_one_wb() {
 #[test]
 fn data_is_written_by_its_age_alone() {
     let rest = Duration::from_millis(20);
-    let (tell, written) = channel();
+    let (wake_fitting, written) = channel();
     let clock = Arc::new(ManualClock::default());
     let options = BdiOptions {
         flushers: 2,
@@ -256,9 +258,10 @@ fn data_is_written_by_its_age_alone() {
     let bdi = Bdi::start("test", options, Budget::new(1000), &Arc::default());
     for name in 0..3 {
         let begun = std::time::Instant::now();
-        let (clock, written_by) = (Arc::clone(&clock), tell.clone());
-        let file = File { link: Link::default(), name, clock, pages: Mutex::default(), written: written_by };
-        bdi.mark_dirty(Arc::new(file), Owner::ROOT);
+        let (clock, written_by) = (Arc::clone(&clock), wake_fitting.clone());
+        let file =
+            File { inode_wb: InodeWb::default(), name, clock, pages: Mutex::default(), written: written_by };
+        bdi.mark_dirty(Arc::new(file), CgroupId::ROOT);
         assert_eq!(written.recv_timeout(LONG).expect("it is written").0, name);
         assert!(begun.elapsed() >= rest, "before its time");
     }
@@ -268,7 +271,7 @@ fn data_is_written_by_its_age_alone() {
 /// A file whose write-back fails, or not; reports each attempt, and when.
 #[derive(Debug)]
 struct Tried {
-    link: Link<Self>,
+    inode_wb: InodeWb<Self>,
     fails: bool,
     clock: Arc<ManualClock>,
     tried: Sender<(bool, Duration)>,
@@ -280,8 +283,8 @@ impl Inode for Tried {
         if self.fails { Outcome::Failed } else { Outcome::Clean }
     }
 
-    fn link(&self) -> &Link<Self> {
-        &self.link
+    fn inode_wb(&self) -> &InodeWb<Self> {
+        &self.inode_wb
     }
 }
 
@@ -298,11 +301,11 @@ fn what_fails_is_tried_again_after_pauses_that_grow_to_half_a_minute() {
         clock: Arc::clone(&clock) as _,
     };
     let bdi = Bdi::start("test", options, Budget::new(1000), &Arc::default());
-    let (tell, tried) = channel();
+    let (wake_fitting, tried) = channel();
     let dirty = |fails| {
-        let (clock, tried) = (Arc::clone(&clock), tell.clone());
-        bdi.mark_dirty(Arc::new(Tried { link: Link::default(), fails, clock, tried }), Owner::ROOT);
-        bdi.kick();
+        let (clock, tried) = (Arc::clone(&clock), wake_fitting.clone());
+        bdi.mark_dirty(Arc::new(Tried { inode_wb: InodeWb::default(), fails, clock, tried }), CgroupId::ROOT);
+        bdi.start_background();
     };
     let next = || tried.recv_timeout(LONG).expect("something is tried");
     dirty(true);
@@ -316,7 +319,7 @@ fn what_fails_is_tried_again_after_pauses_that_grow_to_half_a_minute() {
         dirty(false);
         assert_eq!(next(), (false, at + pause - MOMENT), "not before its time");
         clock.advance(MOMENT);
-        bdi.kick();
+        bdi.start_background();
         at += pause;
         assert_eq!(next(), (true, at));
     }

@@ -11,9 +11,11 @@ mod model;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cgroups::CgroupId;
 use model::{File, Model, at};
 use sync::Mutex;
-use writeback::{Caller, CgroupPath, Direction, Owner, Passed, Policy, Request, Turn};
+use throttle::{CgroupPath, Completion, Direction, Grant, Request};
+use writeback::{SyncCaller, SyncPolicy};
 
 const MIB: u64 = 1 << 20;
 const SECOND: Duration = Duration::from_secs(1);
@@ -21,10 +23,10 @@ const SECOND: Duration = Duration::from_secs(1);
 const STORE: u64 = 256 * MIB;
 
 /// A store on which `/slow` may write 1 MiB a second, and has `bytes` to be written.
-fn slow(bytes: u64) -> (Model, Owner, Arc<File>) {
+fn slow(bytes: u64) -> (Model, CgroupId, Arc<File>) {
     let model = Model::new(STORE);
-    let slow = model.cgroup(1, Owner::ROOT, "slow");
-    model.cgroup(2, Owner::ROOT, "other");
+    let slow = model.cgroup(1, CgroupId::ROOT, "slow");
+    model.cgroup(2, CgroupId::ROOT, "other");
     model.limit("/slow", "wbps=1M");
     let file = model.file(slow, bytes);
     (model, slow, file)
@@ -35,10 +37,10 @@ fn request() -> Request {
 }
 
 /// The owner's fsync of a new page; returns how long it took.
-fn own_fsync(model: &Model, owner: Owner, path: &str) -> Duration {
+fn own_fsync(model: &Model, owner: CgroupId, path: &str) -> Duration {
     let file = model.file(owner, 4096);
     let (begun, own) = (model.now(), at(path));
-    let syncing = model.bdi.begin_fsync(&own, Policy::Boost, &file);
+    let syncing = model.bdi.begin_fsync(&own, SyncPolicy::Boost, &file);
     assert!(model.finish(&syncing, &mut Some));
     model.now() - begun
 }
@@ -50,20 +52,20 @@ fn is_near(time: Duration, seconds: f64) -> bool {
 #[test]
 fn sy_r1_vanilla_takes_dirty_divided_by_the_limit() {
     let (model, ..) = slow(64 * MIB);
-    let took = model.sync("/other", Policy::Vanilla);
+    let took = model.sync("/other", SyncPolicy::Vanilla);
     assert!(is_near(took, 64.0), "{took:?}");
 }
 
 #[test]
 fn a_boosted_sync_takes_what_the_store_takes() {
     let (model, ..) = slow(64 * MIB);
-    let took = model.sync("/other", Policy::Boost);
+    let took = model.sync("/other", SyncPolicy::Boost);
     assert!(is_near(took, 0.25), "{took:?}");
 }
 
 #[test]
 fn sy_r2_a_cgroups_own_sync_stays_throttled() {
-    for policy in [Policy::Boost, Policy::Isolated] {
+    for policy in [SyncPolicy::Boost, SyncPolicy::Isolated] {
         let (model, ..) = slow(8 * MIB);
         let took = model.sync("/slow", policy);
         assert!(is_near(took, 8.0), "{policy:?} {took:?}");
@@ -75,16 +77,16 @@ fn sy_r3_throttling_resumes_when_the_last_waiter_leaves() {
     let (model, ..) = slow(8 * MIB);
     let group = Arc::clone(&model.bdi.throttle().chain(&at("/slow")).groups()[0]);
     let (first, second) = (at("/other"), at("/another"));
-    let outer = model.bdi.begin_sync(&first, Policy::Boost);
-    let inner = model.bdi.begin_sync(&second, Policy::Boost);
+    let outer = model.bdi.begin_sync(&first, SyncPolicy::Boost);
+    let inner = model.bdi.begin_sync(&second, SyncPolicy::Boost);
     assert_eq!(group.boosts(), 2);
     drop(outer);
     assert_eq!(group.boosts(), 1, "one still waits");
     assert!(model.finish(&inner, &mut |_| panic!("it is boosted")));
     drop(inner);
     assert_eq!(group.boosts(), 0);
-    let file = model.file(Owner(1), MIB);
-    assert_eq!(model.flush(&file), Passed::Held);
+    let file = model.file(CgroupId(1), MIB);
+    assert_eq!(model.flush(&file), Completion::Throttled);
 }
 
 #[test]
@@ -94,15 +96,15 @@ fn sy_r4_a_boost_touches_only_the_device_waited_on() {
     other.limit("/slow", "wbps=1M");
     let elsewhere = other.file(slow, 8 * MIB);
     let waiter = at("/other");
-    let _boosted = model.bdi.begin_sync(&waiter, Policy::Boost);
-    assert_eq!(other.flush(&elsewhere), Passed::Held);
+    let _boosted = model.bdi.begin_sync(&waiter, SyncPolicy::Boost);
+    assert_eq!(other.flush(&elsewhere), Completion::Throttled);
     assert!(elsewhere.dirty_bytes() > 7 * MIB);
 }
 
 /// A task that may be moved to another cgroup.
 struct Task(Mutex<CgroupPath>);
 
-impl Caller for Task {
+impl SyncCaller for Task {
     fn cgroup(&self) -> CgroupPath {
         self.0.lock().clone()
     }
@@ -113,7 +115,7 @@ fn sy_r5_a_waiter_that_changes_cgroup_leaves_no_boost_behind() {
     let (model, ..) = slow(MIB);
     let group = Arc::clone(&model.bdi.throttle().chain(&at("/slow")).groups()[0]);
     let task = Task(Mutex::new(at("/other")));
-    let syncing = model.bdi.begin_sync(&task, Policy::Boost);
+    let syncing = model.bdi.begin_sync(&task, SyncPolicy::Boost);
     assert_eq!(group.boosts(), 1);
     *task.0.lock() = at("/slow/within");
     assert!(model.finish(&syncing, &mut |_| panic!("it is boosted to its end")));
@@ -125,14 +127,14 @@ fn sy_r5_a_waiter_that_changes_cgroup_leaves_no_boost_behind() {
 fn sy_r6_a_boost_releases_what_is_queued_at_once() {
     let (model, slow, file) = slow(8 * MIB);
     let own = at("/slow");
-    let queued = model.bdi.begin_fsync(&own, Policy::Boost, &file);
+    let queued = model.bdi.begin_fsync(&own, SyncPolicy::Boost, &file);
     let waiter = at("/other");
     let mut boost = None;
     let begun = model.now();
     // The owner's own fsync comes to its limit; then another cgroup syncs.
     assert!(model.finish(&queued, &mut |until| {
         assert!(boost.is_none(), "it sleeps until {until:?} though it is boosted");
-        boost = Some(model.bdi.begin_sync(&waiter, Policy::Boost));
+        boost = Some(model.bdi.begin_sync(&waiter, SyncPolicy::Boost));
         Some(model.now())
     }));
     assert!(boost.is_some(), "it came to its limit");
@@ -150,7 +152,7 @@ fn sy_r7_a_looping_sync_does_not_raise_the_average_over_the_limit() {
         let chain = model.bdi.chain_of(&file).unwrap();
         let used = file.dirty_bytes() + model.bdi.throttle().owed(&chain);
         model.write(&file, slow, room.saturating_sub(used).min(64 << 10));
-        model.sync("/other", Policy::Boost);
+        model.sync("/other", SyncPolicy::Boost);
         model.store.clock.advance(Duration::from_millis(10));
     }
     let written = model.written(slow, begun, model.now());
@@ -167,7 +169,7 @@ fn sy_r7_a_looping_sync_does_not_raise_the_average_over_the_limit() {
 fn a_debt_makes_the_owners_own_fsync_twice_as_long_at_most() {
     for limits in [&["/p/slow"][..], &["/p"], &["/p", "/p/slow"]] {
         let (model, path) = (Model::new(STORE), "/p/slow");
-        let parent = model.cgroup(1, Owner::ROOT, "p");
+        let parent = model.cgroup(1, CgroupId::ROOT, "p");
         let slow = model.cgroup(2, parent, "slow");
         limits.iter().for_each(|path| model.limit(path, "wbps=256K"));
         // Without a pause, so that none begins with unused time.
@@ -178,7 +180,7 @@ fn a_debt_makes_the_owners_own_fsync_twice_as_long_at_most() {
         let before = mean();
         assert!(is_near(before, 1.0 / 64.0), "{limits:?} {before:?}");
         let _boosted = model.file(slow, 12 * MIB);
-        model.sync("/other", Policy::Boost);
+        model.sync("/other", SyncPolicy::Boost);
         let after = mean();
         assert!(after <= before * 2, "{limits:?} {after:?}, {before:?} before");
         // The background waits.
@@ -195,7 +197,7 @@ fn what_was_boosted_is_paid_within_the_minute() {
     for (writes, fsyncs) in [(true, false), (false, true), (true, true)] {
         let (model, slow, boosted) = slow(12 * MIB);
         let (begun, file) = (model.now(), model.file(slow, 0));
-        model.sync("/other", Policy::Boost);
+        model.sync("/other", SyncPolicy::Boost);
         assert_eq!(boosted.dirty_bytes(), 0);
         while model.now() < begun + 60 * SECOND {
             if writes && file.dirty_bytes() == 0 {
@@ -237,7 +239,7 @@ fn nobody_gains_by_having_others_sync() {
             while model.bdi.owes_until(&file, 64 << 10, room).is_none() && file.dirty_bytes() < room {
                 model.write(&file, owner, 64 << 10);
             }
-            model.sync("/other", Policy::Boost);
+            model.sync("/other", SyncPolicy::Boost);
             if fsyncs {
                 for _ in 0..4 {
                     own_fsync(&model, owner, "/slow");
@@ -257,8 +259,8 @@ fn places_behind_one_that_is_given_up_move_up() {
     let throttle = model.bdi.throttle();
     let chain = model.bdi.chain_of(&file).unwrap();
     let place = |bytes| throttle.reserve(&chain, Request { bytes, ..request() });
-    let waits = |ticket: &writeback::Ticket<'_>| match ticket.turn() {
-        Turn::At(time) => (time - model.now()).as_millis(),
+    let waits = |reservation: &throttle::Reservation<'_>| match reservation.grant() {
+        Grant::NotBefore(time) => (time - model.now()).as_millis(),
         _ => 0,
     };
     let (first, second, third) = (place(8 * MIB), place(8 * MIB), place(MIB));
@@ -272,7 +274,7 @@ fn places_behind_one_that_is_given_up_move_up() {
     assert_eq!(waits(&third), 0);
     let fourth = place(MIB);
     assert_eq!(waits(&fourth), 988, "the time that went by is nobody's");
-    third.used(MIB / 2, 1);
+    third.commit(MIB / 2, 1);
     assert_eq!(waits(&fourth), 488, "nor does it wait for what was asked for in vain");
     drop(fourth);
     assert_eq!(waits(&place(1)), 488);
@@ -283,13 +285,13 @@ fn places_behind_one_that_is_given_up_move_up() {
 #[test]
 fn a_place_that_is_given_up_beside_a_debt_leaves_both_as_they_were() {
     let (model, ..) = slow(12 * MIB);
-    model.sync("/other", Policy::Boost);
+    model.sync("/other", SyncPolicy::Boost);
     let throttle = model.bdi.throttle();
     let chain = throttle.chain(&at("/slow"));
     let owed = throttle.owed(&chain);
     let piece = Request { bytes: 8192, ..request() };
-    let waits = |ticket: &writeback::Ticket<'_>| match ticket.turn() {
-        Turn::At(time) => (time - model.now()).as_millis(),
+    let waits = |reservation: &throttle::Reservation<'_>| match reservation.grant() {
+        Grant::NotBefore(time) => (time - model.now()).as_millis(),
         _ => 0,
     };
     let killed: Vec<_> = (0..1000).map(|_| throttle.reserve(&chain, piece)).collect();
@@ -301,7 +303,7 @@ fn a_place_that_is_given_up_beside_a_debt_leaves_both_as_they_were() {
     let left = throttle.owed(&chain);
     assert!(owed.abs_diff(left) < 4096, "{owed}, then {left}");
     // A request that is half done pays half.
-    throttle.reserve(&chain, Request { bytes: MIB, ..request() }).used(MIB / 2, 1);
+    throttle.reserve(&chain, Request { bytes: MIB, ..request() }).commit(MIB / 2, 1);
     assert_eq!(waits(&throttle.reserve(&chain, piece)), 988);
     let left = throttle.owed(&chain) as i64 - owed as i64;
     assert!((left - MIB as i64 / 2).abs() < 8192, "{left}");
@@ -318,10 +320,10 @@ fn a_place_at_a_limit_that_was_set_anew_gives_nothing_back() {
     model.limit("/slow", "wbps=max wiops=1000");
     model.limit("/slow", "wbps=1M wiops=1000");
     let (first, second) = (place(8 * MIB), place(MIB));
-    let turn = second.turn();
-    assert!(matches!(turn, Turn::At(_)));
+    let turn = second.grant();
+    assert!(matches!(turn, Grant::NotBefore(_)));
     drop(before);
-    assert_eq!(second.turn(), turn);
+    assert_eq!(second.grant(), turn);
     drop((first, second));
 }
 
@@ -329,14 +331,14 @@ fn a_place_at_a_limit_that_was_set_anew_gives_nothing_back() {
 fn sy_r7_a_boost_covers_only_what_was_dirty_when_the_sync_began() {
     let (model, slow, file) = slow(MIB);
     let waiter = at("/other");
-    let syncing = model.bdi.begin_sync(&waiter, Policy::Boost);
+    let syncing = model.bdi.begin_sync(&waiter, SyncPolicy::Boost);
     model.write(&file, slow, 8 * MIB);
     assert!(model.finish(&syncing, &mut |_| panic!("it is boosted")));
     assert_eq!(file.dirty_bytes(), 8 * MIB);
     // While the token is there, neither a flusher nor the owner's own later fsync goes on.
-    assert_eq!(model.flush(&file), Passed::Held);
+    assert_eq!(model.flush(&file), Completion::Throttled);
     let own = at("/slow");
-    let later = model.bdi.begin_fsync(&own, Policy::Boost, &file);
+    let later = model.bdi.begin_fsync(&own, SyncPolicy::Boost, &file);
     assert!(!model.finish(&later, &mut |_| None), "it has to wait");
 }
 
@@ -346,27 +348,27 @@ fn sy_r8_different_means_neither_the_same_nor_a_descendant_of_the_throttled_one(
         [("/slow", false), ("/slow/child", false), ("/slower", true), ("/", true), ("/other", true)]
     {
         let (model, ..) = slow(2 * MIB);
-        let took = model.sync(waiter, Policy::Boost);
+        let took = model.sync(waiter, SyncPolicy::Boost);
         assert_eq!(took < SECOND, is_boosted, "{waiter} {took:?}");
     }
     // A limit within a limit: the waiter is under the outer one only.
     let (model, slow, _) = slow(0);
     model.cgroup(3, slow, "inner");
     model.limit("/slow/inner", "wbps=64K");
-    let _file = model.file(Owner(3), 2 * MIB);
-    let took = model.sync("/slow/sibling", Policy::Boost);
+    let _file = model.file(CgroupId(3), 2 * MIB);
+    let took = model.sync("/slow/sibling", SyncPolicy::Boost);
     assert!(is_near(took, 2.0), "at the outer limit: {took:?}");
 }
 
 #[test]
 fn sy_r9_isolation_follows_ownership() {
     let (model, _, file) = slow(2 * MIB);
-    assert_eq!(model.sync("/other", Policy::Isolated), Duration::ZERO);
+    assert_eq!(model.sync("/other", SyncPolicy::Isolated), Duration::ZERO);
     assert_eq!(file.dirty_bytes(), 2 * MIB);
-    assert!(model.bdi.switch_to(&file, Owner(2)));
+    assert!(model.bdi.switch_to(&file, CgroupId(2)));
     model.switcher.flush();
-    assert_eq!(model.sync("/slow", Policy::Isolated), Duration::ZERO, "not its own any more");
-    assert!(model.sync("/other", Policy::Isolated) > Duration::ZERO);
+    assert_eq!(model.sync("/slow", SyncPolicy::Isolated), Duration::ZERO, "not its own any more");
+    assert!(model.sync("/other", SyncPolicy::Isolated) > Duration::ZERO);
     assert_eq!(file.dirty_bytes(), 0);
 }
 
@@ -374,10 +376,10 @@ fn sy_r9_isolation_follows_ownership() {
 fn isolation_covers_those_below() {
     let (model, slow, _) = slow(0);
     model.cgroup(3, slow, "child");
-    let file = model.file(Owner(3), MIB);
-    model.sync("/other", Policy::Isolated);
+    let file = model.file(CgroupId(3), MIB);
+    model.sync("/other", SyncPolicy::Isolated);
     assert_eq!(file.dirty_bytes(), MIB);
-    model.sync("/slow", Policy::Isolated);
+    model.sync("/slow", SyncPolicy::Isolated);
     assert_eq!(file.dirty_bytes(), 0);
 }
 
@@ -385,7 +387,7 @@ fn isolation_covers_those_below() {
 fn sy_r10_a_sync_ends_though_files_are_dirtied_again() {
     let (model, slow, file) = slow(4 * MIB);
     let own = at("/slow");
-    let syncing = model.bdi.begin_sync(&own, Policy::Vanilla);
+    let syncing = model.bdi.begin_sync(&own, SyncPolicy::Vanilla);
     let begun = model.now();
     // Sixteen times as fast as it is written.
     assert!(model.finish(&syncing, &mut |until| {
@@ -401,8 +403,8 @@ fn an_fsync_writes_the_whole_file_whoever_dirtied_it_and_boosts_nothing_else() {
     let (model, slow, file) = slow(8 * MIB);
     let neighbour = model.file(slow, 8 * MIB);
     let waiter = at("/other");
-    let syncing = model.bdi.begin_fsync(&waiter, Policy::Isolated, &file);
-    assert_eq!(model.flush(&neighbour), Passed::Held);
+    let syncing = model.bdi.begin_fsync(&waiter, SyncPolicy::Isolated, &file);
+    assert_eq!(model.flush(&neighbour), Completion::Throttled);
     assert!(model.finish(&syncing, &mut |_| panic!("it is boosted")));
     assert_eq!(file.dirty_bytes(), 0);
     assert!(neighbour.dirty_bytes() > 7 * MIB);
@@ -412,7 +414,7 @@ fn an_fsync_writes_the_whole_file_whoever_dirtied_it_and_boosts_nothing_else() {
 fn a_limit_is_set_before_there_is_a_cgroup_and_changed_while_it_writes() {
     let model = Model::new(STORE);
     model.limit("/late", "wbps=1M");
-    let late = model.cgroup(7, Owner::ROOT, "late");
+    let late = model.cgroup(7, CgroupId::ROOT, "late");
     let file = model.file(late, 64 * MIB);
     let files = [Arc::clone(&file)];
     model.flush_for(&files, 4 * SECOND);
@@ -422,12 +424,12 @@ fn a_limit_is_set_before_there_is_a_cgroup_and_changed_while_it_writes() {
     model.flush_for(&files, 2 * SECOND);
     assert!((15 * MIB..18 * MIB).contains(&(before - file.dirty_bytes())));
     model.limit("/late", "wbps=max");
-    assert_eq!(model.flush(&file), Passed::All);
+    assert_eq!(model.flush(&file), Completion::Done);
 }
 
 #[test]
 fn another_cgroups_limit_releases_nobody() {
-    for policy in [Policy::Vanilla, Policy::Boost] {
+    for policy in [SyncPolicy::Vanilla, SyncPolicy::Boost] {
         let (model, ..) = slow(8 * MIB);
         let own = at("/slow");
         let syncing = model.bdi.begin_sync(&own, policy);
@@ -448,9 +450,9 @@ fn a_limit_that_is_set_while_a_sync_waits_holds_for_its_next_piece_and_a_boosted
         let (model, slow, _) = slow(0);
         model.cgroup(3, slow, "within");
         model.limit("/", "wbps=2M");
-        let _file = model.file(Owner(3), 8 * MIB);
+        let _file = model.file(CgroupId(3), 8 * MIB);
         let waiter = at(waiter);
-        let syncing = model.bdi.begin_sync(&waiter, Policy::Boost);
+        let syncing = model.bdi.begin_sync(&waiter, SyncPolicy::Boost);
         let begun = model.now();
         let mut is_set = false;
         assert!(model.finish(&syncing, &mut |until| {
@@ -469,17 +471,17 @@ fn what_is_boosted_or_owed_goes_in_whole_requests() {
     // 8 KiB at a time would be 1024 calls, of a second.
     let call = Duration::from_millis(1);
     let model = Model::with_calls(STORE, call);
-    let slow = model.cgroup(1, Owner::ROOT, "slow");
+    let slow = model.cgroup(1, CgroupId::ROOT, "slow");
     model.limit("/slow", "wbps=1M");
     let _file = model.file(slow, 8 * MIB);
-    let took = model.sync("/other", Policy::Boost);
+    let took = model.sync("/other", SyncPolicy::Boost);
     assert!(took < Duration::from_millis(50), "{took:?}: eight calls, and 8 MiB at 256 MiB a second");
 }
 
 #[test]
 fn who_waits_takes_no_more_room_than_it_has_to_write() {
     let model = Model::new(STORE);
-    let slow = model.cgroup(1, Owner::ROOT, "slow");
+    let slow = model.cgroup(1, CgroupId::ROOT, "slow");
     model.limit("/slow", "wbps=64M");
     // A piece is 512 KiB; each of these has a page.
     let files: Vec<_> = (0..64).map(|_| model.file(slow, 4096)).collect();
@@ -488,29 +490,30 @@ fn who_waits_takes_no_more_room_than_it_has_to_write() {
     let _a_seconds_place = model.bdi.throttle().reserve(&chain, first);
     let own = at("/slow");
     let mut last = Duration::ZERO;
-    let syncs: Vec<_> = files.iter().map(|file| model.bdi.begin_fsync(&own, Policy::Boost, file)).collect();
+    let syncs: Vec<_> =
+        files.iter().map(|file| model.bdi.begin_fsync(&own, SyncPolicy::Boost, file)).collect();
     // All of them wait at once: each begins to, and is given up only when all others have.
-    fn wait_for<'a>(model: &Model, syncs: &[writeback::Syncing<'a, File>], last: &mut Duration) {
+    fn cond_synchronize<'a>(model: &Model, syncs: &[writeback::Syncing<'a, File>], last: &mut Duration) {
         let Some((first, rest)) = syncs.split_first() else { return };
         model.finish(first, &mut |until| {
             *last = until.max(*last);
-            wait_for(model, rest, last);
+            cond_synchronize(model, rest, last);
             None
         });
     }
-    wait_for(&model, &syncs, &mut last);
+    cond_synchronize(&model, &syncs, &mut last);
     let queue = last - model.now();
     assert!(queue < SECOND + Duration::from_millis(10), "{queue:?}: a second, and 64 pages");
 }
 
 #[test]
 fn a_boost_follows_what_it_is_for_to_another_owner() {
-    for policy in [Policy::Boost, Policy::Isolated] {
+    for policy in [SyncPolicy::Boost, SyncPolicy::Isolated] {
         let (model, slow, spent) = slow(MIB);
         // Used up.
-        model.bdi.owe(&spent, 8 * MIB);
-        model.cgroup(4, Owner::ROOT, "free");
-        let (file, waiter) = (model.file(Owner(4), 8 * MIB), at("/free"));
+        model.bdi.charge(&spent, 8 * MIB);
+        model.cgroup(4, CgroupId::ROOT, "free");
+        let (file, waiter) = (model.file(CgroupId(4), 8 * MIB), at("/free"));
         let syncing = model.bdi.begin_sync(&waiter, policy);
         assert!(model.bdi.switch_to(&file, slow));
         model.switcher.flush();
@@ -519,7 +522,7 @@ fn a_boost_follows_what_it_is_for_to_another_owner() {
         assert_eq!(file.dirty_bytes(), MIB, "but not what was dirtied since");
         let chain = model.bdi.chain_of(&file).unwrap();
         assert!(model.bdi.throttle().owed(&chain) > 15 * MIB, "its owner owes it");
-        assert_eq!(model.flush(&file), Passed::Held);
+        assert_eq!(model.flush(&file), Completion::Throttled);
         drop(syncing);
         assert_eq!(model.bdi.throttle().chain(&at("/slow")).groups()[0].boosts(), 0);
     }
@@ -528,11 +531,11 @@ fn a_boost_follows_what_it_is_for_to_another_owner() {
 #[test]
 fn a_childs_debt_is_paid_by_half_of_its_parents_limit_while_a_sibling_uses_the_rest() {
     let model = Model::new(STORE);
-    let parent = model.cgroup(1, Owner::ROOT, "p");
+    let parent = model.cgroup(1, CgroupId::ROOT, "p");
     let (boosted, sibling) = (model.cgroup(2, parent, "a"), model.cgroup(3, parent, "b"));
     model.limit("/p", "wbps=1M");
     let _file = model.file(boosted, 10 * MIB);
-    model.sync("/other", Policy::Boost);
+    model.sync("/other", SyncPolicy::Boost);
     let begun = model.now();
     let busy = [model.file(sibling, 64 * MIB), model.file(boosted, 64 * MIB)];
     let within = |from: u64, to: u64, owner| {
@@ -549,11 +552,11 @@ fn a_childs_debt_is_paid_by_half_of_its_parents_limit_while_a_sibling_uses_the_r
     assert!((39 * MIB..41 * MIB).contains(&all), "{all}: what the limit lets go in forty seconds");
     // Without other writers the debt takes all of it.
     let model = Model::new(STORE);
-    let parent = model.cgroup(1, Owner::ROOT, "p");
+    let parent = model.cgroup(1, CgroupId::ROOT, "p");
     let boosted = model.cgroup(2, parent, "a");
     model.limit("/p", "wbps=1M");
     let file = model.file(boosted, 10 * MIB);
-    model.sync("/other", Policy::Boost);
+    model.sync("/other", SyncPolicy::Boost);
     model.write(&file, boosted, MIB);
     model.flush_for(&[Arc::clone(&file)], 9 * SECOND);
     assert_eq!(file.dirty_bytes(), MIB);
@@ -564,12 +567,12 @@ fn a_childs_debt_is_paid_by_half_of_its_parents_limit_while_a_sibling_uses_the_r
 #[test]
 fn what_a_removed_cgroup_owes_is_owed_by_who_comes_after_it() {
     let model = Model::new(STORE);
-    let parent = model.cgroup(1, Owner::ROOT, "p");
+    let parent = model.cgroup(1, CgroupId::ROOT, "p");
     let (inner, sibling) = (model.cgroup(2, parent, "a"), model.cgroup(3, parent, "b"));
     let leaf = model.cgroup(4, inner, "leaf");
     model.limit("/p", "wbps=1M");
     let file = model.file(leaf, 10 * MIB);
-    model.sync("/other", Policy::Boost);
+    model.sync("/other", SyncPolicy::Boost);
     let owed = |path: &str| model.bdi.throttle().owed(&model.bdi.throttle().chain(&at(path))) / MIB;
     assert_eq!((owed("/p/a/leaf"), owed("/p/a"), owed("/p/b")), (9, 0, 0));
     drop(file);

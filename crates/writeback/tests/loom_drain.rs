@@ -11,7 +11,7 @@ use std::sync::Arc;
 use sync::atomic::{AtomicBool, Ordering};
 use sync::mutant::{assert_caught, is_on};
 use sync::thread;
-use watertight_writeback::{Bell, Drain, Grace, Memory, OwnSwitches, Pending, Pin};
+use watertight_writeback::{Domain, Drain, DrainWaker, Memory, OwnSwitches, Pending, SbPin};
 
 /// A reference on an inode: touches the superblock when it is taken and when it is put.
 struct InodeRef(Arc<Memory>);
@@ -78,14 +78,14 @@ fn shards_are_as_good_as_one_counter() {
 /// A switch that waits to be made. Dropped in this order: the reference, then the pin.
 struct Queued {
     _inode: InodeRef,
-    _pin: Pin,
+    _pin: SbPin,
 }
 
 /// A superblock whose switches only its drain makes.
 #[derive(Default)]
 struct Superblock {
     drain: Drain,
-    grace: Grace,
+    domain: Domain,
     pending: Pending<Queued>,
 }
 
@@ -93,8 +93,8 @@ impl Superblock {
     fn switch(&self) {
         let Some(pin) = self.drain.pin_at(0) else { return };
         let queued = Queued { _inode: InodeRef::get(pin.memory()), _pin: pin };
-        let pushed = self.pending.push(queued, &self.grace, &self.drain, false);
-        pushed.bell.into_iter().for_each(Bell::ring);
+        let pushed = self.pending.push(queued, &self.domain, &self.drain, false);
+        pushed.waker.into_iter().for_each(DrainWaker::wake);
     }
 }
 
@@ -133,7 +133,7 @@ fn a_drain_and_a_worker_share_what_waits() {
         let superblock = Arc::new(Superblock::default());
         let pin = superblock.drain.pin_at(0).expect("mounted");
         let queued = Queued { _inode: InodeRef::get(pin.memory()), _pin: pin };
-        let pushed = superblock.pending.push(queued, &superblock.grace, &superblock.drain, false);
+        let pushed = superblock.pending.push(queued, &superblock.domain, &superblock.drain, false);
         let after = pushed.run.expect("the first one");
         let worker = {
             let superblock = Arc::clone(&superblock);
@@ -153,16 +153,16 @@ fn a_switch_is_made_after_a_grace_period_that_follows_its_flag() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let (grace, drain) = (Grace::default(), Drain::with_shards(1));
+        let (domain, drain) = (Domain::default(), Drain::with_shards(1));
         let pending = Arc::new(Pending::<bool>::default());
         let flags = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
         let [flag, made] = [0, 1];
-        let first = pending.push(false, &grace, &drain, false).run.expect("the first one");
+        let first = pending.push(false, &domain, &drain, false).run.expect("the first one");
         // ORDERING: Relaxed throughout: only the grace period orders them.
         let make = {
-            let (grace, pending, flags) = (grace.clone(), Arc::clone(&pending), Arc::clone(&flags));
+            let (domain, pending, flags) = (domain.clone(), Arc::clone(&pending), Arc::clone(&flags));
             move |after| {
-                grace.wait_for(after);
+                domain.cond_synchronize(after);
                 if pending.take(after).contains(&true) {
                     flags[made].store(true, Ordering::Relaxed);
                 }
@@ -173,9 +173,9 @@ fn a_switch_is_made_after_a_grace_period_that_follows_its_flag() {
             move || make(first)
         });
         let reader = {
-            let (grace, flags) = (grace.clone(), Arc::clone(&flags));
+            let (domain, flags) = (domain.clone(), Arc::clone(&flags));
             thread::spawn(move || {
-                let _section = grace.read();
+                let _section = domain.read();
                 if !flags[flag].load(Ordering::Relaxed) {
                     thread::yield_now();
                     assert!(!flags[made].load(Ordering::Relaxed), "made beside a section that saw no flag");
@@ -183,7 +183,7 @@ fn a_switch_is_made_after_a_grace_period_that_follows_its_flag() {
             })
         };
         flags[flag].store(true, Ordering::Relaxed);
-        if let Some(after) = pending.push(true, &grace, &drain, false).run {
+        if let Some(after) = pending.push(true, &domain, &drain, false).run {
             make(after);
         }
         worker.join().expect("the worker ends");

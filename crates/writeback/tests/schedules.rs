@@ -8,8 +8,8 @@
 //! | WB-R1 (`base` is caught without help) | [`wb_r1_base_is_caught`] | it is one |
 //! | WB-R6 | [`wb_r6_rmbarrier_is_right_with_direct_queueing`], [`wb_r6_rmbarrier_is_caught_with_deferred_queueing`] | it is one |
 //! | WB-R1 (`race` asks whether any switch is in flight) | [`wb_r1_race_is_right`] | `switch-counted-late` |
-//! | WB-R8 | [`wb_r8_switching_keeps_the_sums`] | `switch-no-grace` |
-//! | WB-R8 in a drain | [`a_drain_waits_for_the_grace_period_of_what_it_moves`] | `switch-drain-no-grace` |
+//! | WB-R8 | [`wb_r8_switching_keeps_the_sums`] | `switch-no-domain` |
+//! | WB-R8 in a drain | [`a_drain_waits_for_the_grace_period_of_what_it_moves`] | `switch-drain-no-domain` |
 //! | a sync misses no inode that moves | [`a_sync_finds_what_moves`] | `sync-beside-switch` |
 //! | a removed cgroup's inodes are found at its parent | [`inodes_of_a_removed_cgroup_are_its_parents`] | |
 //! | an inode is listed with its wb, not with one that had its index before | [`an_index_that_is_given_again_misleads_nobody`] | `wb-index-reused` |
@@ -23,13 +23,14 @@ mod common;
 
 use std::sync::Arc;
 
+use cgroups::CgroupId;
 use common::variants::{Base, PersbFifo, Race, RmBarrier};
 use common::{A, B, CHILD, File, Rig};
 use sync::model::{check, check_wrong};
 use sync::{mutant, thread};
-use writeback::{Bdi, Discipline, Inode, Owner, PerSuperblock};
+use writeback::{Bdi, DrainStrategy, Inode, PerSuperblock};
 
-fn switcher(bdi: &Arc<Bdi<File>>, file: Arc<File>, to: Owner) -> thread::JoinHandle<()> {
+fn switcher(bdi: &Arc<Bdi<File>>, file: Arc<File>, to: CgroupId) -> thread::JoinHandle<()> {
     let bdi = Arc::clone(bdi);
     thread::spawn(move || {
         bdi.switch_to(&file, to);
@@ -37,19 +38,20 @@ fn switcher(bdi: &Arc<Bdi<File>>, file: Arc<File>, to: Owner) -> thread::JoinHan
 }
 
 /// Both sources of switches, on two inodes, one of which two cgroups want.
-fn unmount_beside_switches(discipline: impl Discipline) {
-    let rig = Rig::new(discipline);
+fn unmount_beside_switches(strategy: impl DrainStrategy) {
+    let rig = Rig::new(strategy);
     let (foreign, dying) = (rig.file(A), rig.file(CHILD));
-    let threads = [switcher(&rig.bdi, Arc::clone(&foreign), B), switcher(&rig.bdi, foreign, Owner::ROOT), {
-        let rig = rig.switcher.clone();
-        thread::spawn(move || {
-            rig.remove_cgroup(CHILD);
-            drop(dying);
-        })
-    }];
+    let threads =
+        [switcher(&rig.bdi, Arc::clone(&foreign), B), switcher(&rig.bdi, foreign, CgroupId::ROOT), {
+            let rig = rig.switcher.clone();
+            thread::spawn(move || {
+                rig.remove_cgroup(CHILD);
+                drop(dying);
+            })
+        }];
     rig.unmount(|| threads.into_iter().for_each(|thread| thread.join().expect("no assertion failed")));
     rig.switcher.flush();
-    rig.switcher.grace().barrier();
+    rig.switcher.domain().barrier();
     rig.switcher.flush();
     // Workers outlive the panic of an inode that outlives its superblock; the schedule decides
     // which of these comes first.
@@ -75,7 +77,7 @@ fn a_drain_waits_for_the_grace_period_of_what_it_moves() {
         };
         rig.bdi.switch_to(&file, B);
         rig.bdi.drain();
-        assert!(!file.link().is_switching(), "a switch is under way after the drain");
+        assert!(!file.inode_wb().is_switching(), "a switch is under way after the drain");
         accounts.join().expect("no assertion failed");
         rig.check_sums(&[Arc::clone(&file)]);
         drop(file);
@@ -144,7 +146,7 @@ fn sums() {
     }
     rig.switcher.flush();
     rig.check_sums(&files);
-    assert!(files.iter().all(|file| rig.bdi.owner_of(file) == Some(B) && !file.link().is_switching()));
+    assert!(files.iter().all(|file| rig.bdi.owner_of(file) == Some(B) && !file.inode_wb().is_switching()));
 }
 
 #[test]
@@ -183,7 +185,11 @@ fn inodes_of_a_removed_cgroup_are_its_parents() {
             rig.switcher.flush();
         }
         for file in files.iter().chain([&late]) {
-            assert!(matches!(rig.bdi.owner_of(file), Some(A | Owner::ROOT)), "{:?}", rig.bdi.owner_of(file));
+            assert!(
+                matches!(rig.bdi.owner_of(file), Some(A | CgroupId::ROOT)),
+                "{:?}",
+                rig.bdi.owner_of(file)
+            );
         }
         let wbs = rig.bdi.status().wbs;
         assert!(!wbs.iter().any(|wb| wb.owner == CHILD), "the wb was not given back: {wbs:?}");

@@ -4,7 +4,7 @@
 //! | claim | test | mutants |
 //! |---|---|---|
 //! | an inode that becomes dirty is written, whatever flushers do at that moment | [`everything_is_written`] | `bdi-unset-after-look`, `bdi-leave-unchecked` |
-//! | a wb that was barred is served when there is room | [`a_wb_with_one_that_hangs_gets_another_flusher_when_one_is_free`] | `bdi-barred-for-good` |
+//! | a wb that was barred is served when there is room | [`a_wb_with_one_that_hangs_gets_another_flusher_when_one_is_free`] | `bdi-blocked-for-good` |
 //! | inodes that hang in one wb leave a flusher for the others | [`a_hung_wb_holds_up_no_other`] | `bdi-last-one-goes` |
 //! | while a writer waits for room in the cache, all resting data is written, of any owner and any time | [`who_waits_for_room_has_written_what_rests`] | `bdi-waits-told-first`, `bdi-unset-after-look` |
 //! | as long as one waits, even after another has gone on | [`one_who_goes_on_is_not_the_last_who_waits`] | `bdi-waits-uncounted` |
@@ -17,12 +17,13 @@ extern crate watertight_writeback as writeback;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cgroups::CgroupId;
 use sync::model::check;
 use sync::{Condvar, ManualClock, Mutex, mutant, thread};
-use writeback::{Bdi, BdiOptions, Budget, Inode, Link, Outcome, Owner, Permit, Switcher, Waiter};
+use writeback::{Bdi, BdiOptions, Budget, Inode, InodeWb, Outcome, Permit, Switcher, Waiter};
 
-const A: Owner = Owner(1);
-const B: Owner = Owner(2);
+const A: CgroupId = CgroupId(1);
+const B: CgroupId = CgroupId(2);
 /// The number of files that the cache has room for.
 const FILES: u64 = 3;
 
@@ -55,7 +56,7 @@ impl Store {
 
 #[derive(Debug)]
 struct File {
-    link: Link<Self>,
+    inode_wb: InodeWb<Self>,
     store: Arc<Store>,
     hangs: bool,
     /// The room that its data takes in the cache.
@@ -73,8 +74,8 @@ impl Inode for File {
         Outcome::Clean
     }
 
-    fn link(&self) -> &Link<Self> {
-        &self.link
+    fn inode_wb(&self) -> &InodeWb<Self> {
+        &self.inode_wb
     }
 }
 
@@ -92,9 +93,9 @@ impl Rig {
 
     /// Data rests so long by a clock that stands still; the cache has room for three files.
     fn resting(flushers: usize, dirty_after: Duration) -> Self {
-        let switcher: Arc<Switcher<File>> = Arc::default();
-        switcher.cgroups().add(A, Owner::ROOT);
-        switcher.cgroups().add(B, Owner::ROOT);
+        let switcher: Arc<Switcher> = Arc::default();
+        switcher.cgroups().add(A, CgroupId::ROOT);
+        switcher.cgroups().add(B, CgroupId::ROOT);
         let options = BdiOptions {
             flushers,
             dirty_after,
@@ -108,17 +109,17 @@ impl Rig {
         Self { bdi, store: Arc::default(), budget }
     }
 
-    fn dirty(&self, owner: Owner, hangs: bool) {
+    fn dirty(&self, owner: CgroupId, hangs: bool) {
         self.dirty_with(owner, hangs, None);
     }
 
-    fn dirty_with(&self, owner: Owner, hangs: bool, room: Option<Permit>) {
+    fn dirty_with(&self, owner: CgroupId, hangs: bool, room: Option<Permit>) {
         let (store, room) = (Arc::clone(&self.store), Mutex::new(room));
-        self.bdi.mark_dirty(Arc::new(File { link: Link::default(), store, hangs, room }), owner);
+        self.bdi.mark_dirty(Arc::new(File { inode_wb: InodeWb::default(), store, hangs, room }), owner);
     }
 
     /// One more file for which there is room.
-    fn dirty_page(&self, owner: Owner) {
+    fn dirty_page(&self, owner: CgroupId) {
         let room = self.budget.try_take(1, 0);
         assert!(room.is_some(), "the cache is larger");
         self.dirty_with(owner, false, room);
@@ -137,7 +138,7 @@ impl Rig {
         let queued = self.budget.queue(1, waiter);
         let mut wants_all = None;
         while queued.look(1, || self.budget.try_take(pages, 0)).is_none() {
-            wants_all.get_or_insert_with(|| self.bdi.waits_for_room());
+            wants_all.get_or_insert_with(|| self.bdi.begin_room_wait());
             let mut is_woken = woken.0.lock();
             while !std::mem::take(&mut *is_woken) {
                 woken.1.wait(&mut is_woken);

@@ -35,21 +35,21 @@ impl Event {
 }
 
 /// The state that all share: a cache, whether a debt is paid, and the alarms of waiters.
-struct World {
+struct SwitchState {
     budget: Arc<Budget>,
     is_paid: Mutex<bool>,
-    alarms: Mutex<Vec<Arc<Event>>>,
+    timers: Mutex<Vec<Arc<Event>>>,
 }
 
-impl World {
+impl SwitchState {
     fn new(pages: u64, is_paid: bool) -> Arc<Self> {
-        Arc::new(Self { budget: Budget::new(pages), is_paid: Mutex::new(is_paid), alarms: Mutex::default() })
+        Arc::new(Self { budget: Budget::new(pages), is_paid: Mutex::new(is_paid), timers: Mutex::default() })
     }
 
     /// Time has paid the debt: only waiters with an alarm are woken.
     fn pay(&self) {
         *self.is_paid.lock() = true;
-        self.alarms.lock().drain(..).for_each(|event| event.set());
+        self.timers.lock().drain(..).for_each(|event| event.set());
     }
 }
 
@@ -70,7 +70,7 @@ impl Writer {
         Arc::new(Self { pages, held, ..Self::default() })
     }
 
-    fn queue<'a>(&self, world: &'a Arc<World>) -> Queued<'a> {
+    fn queue<'a>(&self, world: &'a Arc<SwitchState>) -> Queued<'a> {
         let (asks, event, is_elsewhere) =
             (Arc::clone(world), Arc::clone(&self.event), Arc::clone(&self.is_elsewhere));
         let may_go = move |_, at| !*is_elsewhere.lock() && (at == InLine::First || *asks.is_paid.lock());
@@ -86,7 +86,7 @@ impl Writer {
     }
 
     /// Looks for its pages; returns whether the debt was in the way.
-    fn look(&self, world: &World, queued: &Queued<'_>, owes: &mut bool) -> Option<Permit> {
+    fn look(&self, world: &SwitchState, queued: &Queued<'_>, owes: &mut bool) -> Option<Permit> {
         let is_elsewhere = *self.is_elsewhere.lock();
         queued.look(if is_elsewhere { OTHER_LINE } else { LINE }, || {
             *owes = !*world.is_paid.lock();
@@ -95,7 +95,7 @@ impl Writer {
     }
 
     /// Waits like the volume's `Inode::reserve`.
-    fn wait(&self, world: &Arc<World>, queued: &Queued<'_>, has_errand: bool) -> Option<Permit> {
+    fn wait(&self, world: &Arc<SwitchState>, queued: &Queued<'_>, has_errand: bool) -> Option<Permit> {
         loop {
             let mut owes = false;
             if let Some(permit) = self.look(world, queued, &mut owes) {
@@ -105,14 +105,14 @@ impl Writer {
                 return None;
             }
             if has_errand {
-                queued.be_busy();
+                queued.set_busy();
                 thread::yield_now();
                 if let Some(permit) = self.look(world, queued, &mut owes) {
                     return Some(permit);
                 }
             }
             if owes && queued.is_first() {
-                world.alarms.lock().push(Arc::clone(&self.event));
+                world.timers.lock().push(Arc::clone(&self.event));
                 // The debt may have been paid meanwhile.
                 if *world.is_paid.lock() {
                     continue;
@@ -123,7 +123,7 @@ impl Writer {
     }
 
     /// Waits in a thread of its own, and gives back what it finds.
-    fn start(self: &Arc<Self>, world: &Arc<World>, has_errand: bool) -> thread::JoinHandle<()> {
+    fn start(self: &Arc<Self>, world: &Arc<SwitchState>, has_errand: bool) -> thread::JoinHandle<()> {
         let (world, writer) = (Arc::clone(world), Arc::clone(self));
         thread::spawn(move || {
             let queued = writer.queue(&world);
@@ -131,7 +131,7 @@ impl Writer {
         })
     }
 
-    fn go_elsewhere(&self, world: &World) {
+    fn go_elsewhere(&self, world: &SwitchState) {
         *self.is_elsewhere.lock() = true;
         world.budget.wake_all();
     }
@@ -143,14 +143,14 @@ impl Writer {
 }
 
 /// Two waiters, each in a thread of its own; a third thread makes the first give up.
-fn two_of_whom_one_gives_up(world: &Arc<World>, has_errand: bool) -> Vec<thread::JoinHandle<()>> {
+fn two_of_whom_one_gives_up(world: &Arc<SwitchState>, has_errand: bool) -> Vec<thread::JoinHandle<()>> {
     let [leaves, stays] = [Writer::of(1, 0), Writer::of(1, 0)];
     let mut threads = vec![leaves.start(world, has_errand), stays.start(world, has_errand)];
     threads.push(thread::spawn(move || leaves.give_up()));
     threads
 }
 
-fn all_end(world: &World, threads: Vec<thread::JoinHandle<()>>) {
+fn all_end(world: &SwitchState, threads: Vec<thread::JoinHandle<()>>) {
     threads.into_iter().for_each(|thread| thread.join().expect("no assertion failed"));
     assert_eq!(world.budget.used(), 0);
     assert_eq!(world.budget.waiting(), 0);
@@ -159,7 +159,7 @@ fn all_end(world: &World, threads: Vec<thread::JoinHandle<()>>) {
 /// Both wait for a page that another permit holds: the one that does not give up gets it in the
 /// end.
 fn whoever_leaves_has_the_next_called(has_errand: bool) {
-    let world = World::new(1, true);
+    let world = SwitchState::new(1, true);
     let page = world.budget.try_take(1, 0).expect("the only page");
     let threads = two_of_whom_one_gives_up(&world, has_errand);
     drop(page);
@@ -168,7 +168,7 @@ fn whoever_leaves_has_the_next_called(has_errand: bool) {
 
 /// Both wait for what time brings, and only the first has an alarm.
 fn somebody_looks_at_the_clock() {
-    let world = World::new(1, false);
+    let world = SwitchState::new(1, false);
     let threads = two_of_whom_one_gives_up(&world, false);
     world.pay();
     all_end(&world, threads);
@@ -176,7 +176,7 @@ fn somebody_looks_at_the_clock() {
 
 /// Both wait for a page, without an alarm; with the page comes a debt, which time pays.
 fn the_first_hears_of_room_that_comes_with_a_debt(has_errand: bool) {
-    let world = World::new(1, true);
+    let world = SwitchState::new(1, true);
     let page = world.budget.try_take(1, 0).expect("the only page");
     let threads = two_of_whom_one_gives_up(&world, has_errand);
     *world.is_paid.lock() = false;
@@ -187,7 +187,7 @@ fn the_first_hears_of_room_that_comes_with_a_debt(has_errand: bool) {
 
 /// Four waiters that only their own share stops, and one that holds nothing.
 fn who_has_its_share_is_not_in_the_way_of_one_who_has_nothing() {
-    let world = World::new(20, true);
+    let world = SwitchState::new(20, true);
     let mut pages = world.budget.try_take(20, 0).expect("all of them");
     let heavy: Vec<_> = (0..4).map(|_| Writer::of(1, 80)).collect();
     let threads: Vec<_> = heavy.iter().map(|heavy| heavy.start(&world, false)).collect();
@@ -202,14 +202,14 @@ fn who_has_its_share_is_not_in_the_way_of_one_who_has_nothing() {
 /// One waiter wants a page, and is busy for a moment; one behind it wants two, and is called
 /// meanwhile: there is one page.
 fn what_is_too_little_for_one_goes_to_one_before_it() {
-    let world = World::new(2, true);
+    let world = SwitchState::new(2, true);
     let mut pages = world.budget.try_take(2, 0).expect("all of them");
     let small = Writer::of(1, 0);
     let queued = small.queue(&world);
     let large = Writer::of(2, 0).start(&world, false);
     let look = || small.look(&world, &queued, &mut false);
     assert!(look().is_none());
-    queued.be_busy();
+    queued.set_busy();
     assert!(look().is_none());
     drop(pages.split(1));
     small.event.wait();
@@ -224,7 +224,7 @@ fn what_is_too_little_for_one_goes_to_one_before_it() {
 /// The first waiter is stopped by its own share; one that may have been called for the page is busy
 /// until the last one has had it.
 fn who_is_busy_for_long_has_others_called() {
-    let world = World::new(20, true);
+    let world = SwitchState::new(20, true);
     let mut pages = world.budget.try_take(20, 0).expect("all of them");
     let (heavy, light, busy) = (Writer::of(1, 80), Writer::of(1, 0), Writer::of(1, 0));
     let waits = heavy.start(&world, false);
@@ -234,7 +234,7 @@ fn who_is_busy_for_long_has_others_called() {
         thread::spawn(move || {
             let queued = busy.queue(&works);
             if busy.look(&works, &queued, &mut false).is_none() {
-                queued.be_busy();
+                queued.set_busy();
                 ends.wait();
             }
         })
@@ -250,7 +250,7 @@ fn who_is_busy_for_long_has_others_called() {
 
 /// One wants two pages; one that wants one, and may have been called for it, goes to another line.
 fn who_goes_to_another_line_leaves_its_call_behind() {
-    let world = World::new(2, true);
+    let world = SwitchState::new(2, true);
     let mut pages = world.budget.try_take(2, 0).expect("all of them");
     let (stays, goes) = (Writer::of(2, 0), Writer::of(1, 0));
     let (stayed, gone) = (stays.start(&world, false), goes.start(&world, false));

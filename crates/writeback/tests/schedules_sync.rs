@@ -4,8 +4,8 @@
 //! | requirement | test | mutants |
 //! |---|---|---|
 //! | SY-R5 | [`sy_r5_a_waiter_that_changes_cgroup`] | `boost-by-current-cgroup` |
-//! | SY-R6 | [`sy_r6_who_is_queued_hears_of_a_boost`] | `boost-no-kick` |
-//! | places that are given up | [`who_waits_hears_that_a_place_before_it_was_given_up`] | `moving-up-without-kick`, `kick-before-moving-up` |
+//! | SY-R6 | [`sy_r6_who_is_queued_hears_of_a_boost`] | `boost-no-start_background` |
+//! | places that are given up | [`who_waits_hears_that_a_place_before_it_was_given_up`] | `moving-up-without-start_background`, `start_background-before-moving-up` |
 //! | SY-R7 | [`sy_r7_a_boost_beside_new_data`] | `boost-unbounded` |
 //! | SY-R9, SY-R10 | [`sy_r10_an_isolated_sync_beside_a_switch`] | `isolation-forgets-switched` |
 //! | SY-R9, SY-R10 | [`sy_r10_an_isolated_sync_beside_a_switch_among_its_own`] | `isolation-looks-once` |
@@ -24,23 +24,25 @@ mod model;
 
 use std::sync::Arc;
 
+use cgroups::CgroupId;
 use model::{File, Model, at};
 use sync::model::check;
 use sync::{Condvar, Mutex, mutant, thread};
-use writeback::{Balance, Caller, CgroupPath, Direction, Owner, Policy, Request, Waiter};
+use throttle::{CgroupPath, Direction, Request};
+use writeback::{Balance, SyncCaller, SyncPolicy, Waiter};
 
-const SLOW: Owner = Owner(1);
-const OTHER: Owner = Owner(2);
+const SLOW: CgroupId = CgroupId(1);
+const OTHER: CgroupId = CgroupId(2);
 
 /// A file of `/slow`, which has used up its limit: without a boost it goes on only when the clock
 /// does.
 fn held() -> (Arc<Model>, Arc<File>) {
     let model = Model::new(1 << 30);
-    model.cgroup(SLOW.0, Owner::ROOT, "slow");
-    model.cgroup(OTHER.0, Owner::ROOT, "other");
+    model.cgroup(SLOW.0, CgroupId::ROOT, "slow");
+    model.cgroup(OTHER.0, CgroupId::ROOT, "other");
     model.limit("/slow", "wbps=1M");
     let chain = model.bdi.throttle().chain(&at("/slow"));
-    model.bdi.throttle().reserve(&chain, a_second()).used(1 << 20, 1);
+    model.bdi.throttle().reserve(&chain, a_second()).commit(1 << 20, 1);
     let file = model.file(SLOW, 8192);
     (Arc::new(model), file)
 }
@@ -61,11 +63,11 @@ fn sy_r6_who_is_queued_hears_of_a_boost() {
         let own = at("/slow");
         let queued = {
             let (model, file) = (Arc::clone(&model), Arc::clone(&file));
-            let syncing = model.bdi.begin_fsync(&own, Policy::Boost, &file).epoch();
+            let syncing = model.bdi.begin_fsync(&own, SyncPolicy::Boost, &file).epoch();
             thread::spawn(move || model.write_until_kicked(&file, syncing))
         };
         let waiter = at("/other");
-        let boost = model.bdi.begin_sync(&waiter, Policy::Boost);
+        let boost = model.bdi.begin_sync(&waiter, SyncPolicy::Boost);
         // It ends though only it writes, and the clock stands still: else this is a deadlock.
         queued.join().expect("no assertion failed");
         assert_eq!(file.dirty_bytes(), 0);
@@ -78,7 +80,7 @@ fn sy_r6_who_is_queued_hears_of_a_boost() {
 fn who_waits_hears_that_a_place_before_it_was_given_up() {
     check(|| {
         let model = Model::new(1 << 30);
-        model.cgroup(SLOW.0, Owner::ROOT, "slow");
+        model.cgroup(SLOW.0, CgroupId::ROOT, "slow");
         model.limit("/slow", "wbps=1M");
         let (file, model) = (model.file(SLOW, 8192), Arc::new(model));
         let chain = model.bdi.throttle().chain(&at("/slow"));
@@ -96,7 +98,7 @@ fn who_waits_hears_that_a_place_before_it_was_given_up() {
 
 struct Task(Mutex<CgroupPath>);
 
-impl Caller for Task {
+impl SyncCaller for Task {
     fn cgroup(&self) -> CgroupPath {
         self.0.lock().clone()
     }
@@ -111,7 +113,7 @@ fn sy_r5_a_waiter_that_changes_cgroup() {
             let task = Arc::clone(&task);
             thread::spawn(move || *task.0.lock() = at("/slow"))
         };
-        drop(model.bdi.begin_sync(&*task, Policy::Boost));
+        drop(model.bdi.begin_sync(&*task, SyncPolicy::Boost));
         moves.join().expect("no assertion failed");
         assert_eq!(boosts(&model), 0, "a boost was left behind");
     });
@@ -123,7 +125,7 @@ fn sy_r7_a_boost_beside_new_data() {
         let (model, file) = held();
         let own = at("/slow");
         let waiter = at("/other");
-        let boost = model.bdi.begin_sync(&waiter, Policy::Boost);
+        let boost = model.bdi.begin_sync(&waiter, SyncPolicy::Boost);
         let writes = {
             let (model, file) = (Arc::clone(&model), Arc::clone(&file));
             thread::spawn(move || {
@@ -133,7 +135,7 @@ fn sy_r7_a_boost_beside_new_data() {
         assert!(model.finish(&boost, &mut |_| panic!("it is boosted")));
         writes.join().expect("no assertion failed");
         // It began after the token, as its data did: the token is still there, but not for this.
-        let later = model.bdi.begin_fsync(&own, Policy::Boost, &file);
+        let later = model.bdi.begin_fsync(&own, SyncPolicy::Boost, &file);
         assert!(!model.finish(&later, &mut |_| None), "a boost without bounds");
         drop((later, boost));
     });
@@ -146,12 +148,12 @@ fn sy_r10_an_isolated_sync_beside_a_switch() {
         // On its way, or there: its move goes on beside this thread.
         assert!(model.bdi.switch_to(&file, OTHER));
         let caller = at("/other");
-        let syncing = model.bdi.begin_sync(&caller, Policy::Isolated);
+        let syncing = model.bdi.begin_sync(&caller, SyncPolicy::Isolated);
         assert_eq!(syncing.inodes().len(), 1, "a sync missed an inode that is switching");
         drop(syncing);
         model.switcher.flush();
-        assert_eq!(model.bdi.begin_sync(&caller, Policy::Isolated).inodes().len(), 1);
-        assert_eq!(model.bdi.begin_sync(&at("/slow"), Policy::Isolated).inodes().len(), 0);
+        assert_eq!(model.bdi.begin_sync(&caller, SyncPolicy::Isolated).inodes().len(), 1);
+        assert_eq!(model.bdi.begin_sync(&at("/slow"), SyncPolicy::Isolated).inodes().len(), 0);
         drop(file);
         model.bdi.drain();
         model.bdi.evict();
@@ -162,7 +164,7 @@ fn sy_r10_an_isolated_sync_beside_a_switch() {
 fn sy_r10_an_isolated_sync_beside_a_switch_among_its_own() {
     check(|| {
         let model = Arc::new(Model::new(1 << 30));
-        model.cgroup(SLOW.0, Owner::ROOT, "slow");
+        model.cgroup(SLOW.0, CgroupId::ROOT, "slow");
         model.cgroup(OTHER.0, SLOW, "within");
         // So that the target wb is looked at first.
         let first = model.file(SLOW, 0);
@@ -175,7 +177,7 @@ fn sy_r10_an_isolated_sync_beside_a_switch_among_its_own() {
             })
         };
         let caller = at("/slow");
-        let syncing = model.bdi.begin_sync(&caller, Policy::Isolated);
+        let syncing = model.bdi.begin_sync(&caller, SyncPolicy::Isolated);
         assert_eq!(syncing.inodes().len(), 1, "a sync missed an inode that is switching");
         drop(syncing);
         moves.join().expect("no assertion failed");
@@ -194,7 +196,7 @@ fn sy_r10_concurrent_syncs_beside_a_writer() {
             let model = Arc::clone(&model);
             threads.push(thread::spawn(move || {
                 let waiter = at(waiter);
-                let syncing = model.bdi.begin_sync(&waiter, Policy::Boost);
+                let syncing = model.bdi.begin_sync(&waiter, SyncPolicy::Boost);
                 assert!(model.finish(&syncing, &mut |_| panic!("it is boosted")));
             }));
         }
@@ -205,7 +207,7 @@ fn sy_r10_concurrent_syncs_beside_a_writer() {
             thread.join().expect("no assertion failed");
         }
         assert_eq!(boosts(&model), 0);
-        model.sync("/other", Policy::Boost);
+        model.sync("/other", SyncPolicy::Boost);
         assert_eq!(file.dirty_bytes(), 0);
     });
 }
@@ -215,10 +217,10 @@ fn a_boost_follows_what_changes_its_owner() {
     check(|| {
         let (model, spent) = held();
         // No data of the limited cgroup is dirty when the sync begins: it has no token.
-        model.sync("/other", Policy::Boost);
+        model.sync("/other", SyncPolicy::Boost);
         let file = model.file(OTHER, 8192);
         let waiter = at("/other");
-        let syncing = model.bdi.begin_sync(&waiter, Policy::Boost);
+        let syncing = model.bdi.begin_sync(&waiter, SyncPolicy::Boost);
         let moves = {
             let (model, file) = (Arc::clone(&model), Arc::clone(&file));
             thread::spawn(move || {
@@ -251,7 +253,7 @@ fn wait_for_room(model: &Arc<Model>, file: &Arc<File>) {
     };
     let (may_go, wake) = (Box::new(may_go), Box::new(wake));
     let queued = model.budget.queue(1, Waiter { pages: 1, held: Arc::default(), may_go, wake });
-    let find = || (model.bdi.balance(file, 1) != Balance::Full).then_some(());
+    let find = || (model.bdi.balance(file, 1) != Balance::Blocked).then_some(());
     while queued.look(1, find).is_none() {
         let mut is_woken = woken.0.lock();
         while !std::mem::take(&mut *is_woken) {
@@ -264,12 +266,12 @@ fn wait_for_room(model: &Arc<Model>, file: &Arc<File>) {
 fn room_that_is_given_up_wakes_who_waits_for_it() {
     check(|| {
         let model = Arc::new(Model::new(1 << 30));
-        model.cgroup(SLOW.0, Owner::ROOT, "slow");
+        model.cgroup(SLOW.0, CgroupId::ROOT, "slow");
         model.bdi.set_dirty_max(&at("/slow"), Some(8192));
         let file = model.file(SLOW, 0);
         // The room of a writer whose data is written before it gives that room up.
         let (said, reserved) = model.bdi.reserve(&file, 2);
-        assert!(said != Balance::Full && model.bdi.is_at_dirty_limit(&file, 1));
+        assert!(said != Balance::Blocked && model.bdi.is_at_dirty_limit(&file, 1));
         let waits = {
             let (model, file) = (Arc::clone(&model), Arc::clone(&file));
             thread::spawn(move || wait_for_room(&model, &file))
@@ -286,12 +288,12 @@ fn room_that_is_given_up_wakes_who_waits_for_it() {
 fn a_switch_wakes_who_waits_at_a_dirty_limit() {
     check(|| {
         let model = Arc::new(Model::new(1 << 30));
-        model.cgroup(SLOW.0, Owner::ROOT, "slow");
-        model.cgroup(OTHER.0, Owner::ROOT, "other");
+        model.cgroup(SLOW.0, CgroupId::ROOT, "slow");
+        model.cgroup(OTHER.0, CgroupId::ROOT, "other");
         model.bdi.set_dirty_max(&at("/slow"), Some(8192));
         let (full, file) = (model.file(SLOW, 0), model.file(SLOW, 0));
         model.bdi.account(&full, 8192, 0);
-        assert_eq!(model.bdi.balance(&file, 1), Balance::Full);
+        assert_eq!(model.bdi.balance(&file, 1), Balance::Blocked);
         let waits = {
             let (model, file) = (Arc::clone(&model), Arc::clone(&file));
             thread::spawn(move || wait_for_room(&model, &file))

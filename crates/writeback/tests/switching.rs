@@ -12,23 +12,25 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use common::variants::{Base, Between, PersbFifo, Race, RmBarrier};
+use cgroups::CgroupId;
+use common::variants::{Base, DelayPoint, PersbFifo, Race, RmBarrier};
 use common::{A, B, CHILD, File, Rig};
 use sync::Mutex;
+use throttle::CgroupPath;
 use writeback::{
-    BATCH, Balance, CgroupPath, Discipline, Drain, Grace, IN_FLIGHT_MAX, Inode as _, LeftToWorkers, Others,
-    OwnSwitches, Owner, PerSuperblock, Switcher,
+    BATCH, Balance, Domain, Drain, DrainStrategy, IN_FLIGHT_MAX, Inode as _, LeftToWorkers, OwnSwitches,
+    PerSuperblock, SharedState, Switcher,
 };
 
 /// 4 KiB written by `by`, and written back.
-fn write(rig: &Rig, file: &Arc<File>, by: Owner, bytes: u64) {
+fn write(rig: &Rig, file: &Arc<File>, by: CgroupId, bytes: u64) {
     rig.bdi.note_write(file, by, bytes);
     // As fast as the first estimate.
     let took = Duration::from_micros(bytes / 4096 * 1_000_000 / 25_600);
     rig.bdi.end_round(file, bytes, took);
 }
 
-fn owner_after(rig: &Rig, file: &Arc<File>) -> Option<Owner> {
+fn owner_after(rig: &Rig, file: &Arc<File>) -> Option<CgroupId> {
     rig.switcher.flush();
     rig.bdi.owner_of(file)
 }
@@ -99,7 +101,7 @@ fn the_inodes_of_a_removed_cgroup_go_to_the_nearest_ancestor_that_lives_in_batch
     rig.check_sums(&files);
     rig.switcher.remove_cgroup(A);
     rig.switcher.flush();
-    assert!(files.iter().all(|file| rig.bdi.owner_of(file) == Some(Owner::ROOT)));
+    assert!(files.iter().all(|file| rig.bdi.owner_of(file) == Some(CgroupId::ROOT)));
     rig.check_sums(&files);
     let wbs = rig.bdi.status().wbs;
     assert_eq!(wbs.len(), 1, "wbs of removed cgroups are given back: {wbs:?}");
@@ -108,23 +110,23 @@ fn the_inodes_of_a_removed_cgroup_go_to_the_nearest_ancestor_that_lives_in_batch
 
 #[test]
 fn a_dirty_inode_of_a_removed_cgroup_moves_when_it_has_been_written() {
-    let switcher = Arc::new(Switcher::<File>::default());
-    switcher.cgroups().add(A, Owner::ROOT);
+    let switcher = Arc::new(Switcher::default());
+    switcher.cgroups().add(A, CgroupId::ROOT);
     let rig = Rig::with_flushers(&switcher, 1);
     let (dirty, clean) = (rig.file(A), rig.file(A));
     rig.bdi.mark_dirty(Arc::clone(&dirty), A);
     rig.bdi.account(&dirty, 4096, 0);
     switcher.remove_cgroup(A);
     switcher.flush();
-    assert_eq!(rig.bdi.owner_of(&clean), Some(Owner::ROOT));
+    assert_eq!(rig.bdi.owner_of(&clean), Some(CgroupId::ROOT));
     assert_eq!(rig.bdi.owner_of(&dirty), Some(A), "its data is still the removed cgroup's");
     rig.clock.advance(Duration::from_secs(6));
-    rig.bdi.kick();
+    rig.bdi.start_background();
     while rig.bdi.owner_of(&dirty) == Some(A) {
         thread::yield_now();
         switcher.flush();
     }
-    assert_eq!(rig.bdi.owner_of(&dirty), Some(Owner::ROOT));
+    assert_eq!(rig.bdi.owner_of(&dirty), Some(CgroupId::ROOT));
     rig.bdi.stop(std::time::Instant::now() + Duration::from_secs(600));
 }
 
@@ -213,18 +215,18 @@ fn limits_follow_the_paths_of_cgroups() {
     // One page is there, and that is all that the limit allows.
     rig.bdi.account(&file, 4096, 0);
     rig.bdi.set_dirty_max(&path("/1"), Some(4096));
-    assert_eq!(rig.bdi.balance(&file, 1), Balance::Full, "the limit of the cgroup above holds");
+    assert_eq!(rig.bdi.balance(&file, 1), Balance::Blocked, "the limit of the cgroup above holds");
     rig.switcher.rename_cgroup(A, "other".as_ref());
-    assert_eq!(rig.bdi.balance(&file, 1), Balance::Free);
+    assert_eq!(rig.bdi.balance(&file, 1), Balance::Freerun);
     rig.bdi.set_dirty_max(&path("/other/3"), Some(4096));
-    assert_eq!(rig.bdi.balance(&file, 1), Balance::Full);
+    assert_eq!(rig.bdi.balance(&file, 1), Balance::Blocked);
     // A neighbour's data does not count for it.
     let neighbour = rig.file(B);
     rig.bdi.account(&neighbour, 1 << 20, 0);
-    assert_eq!(rig.bdi.balance(&neighbour, 1), Balance::Free);
+    assert_eq!(rig.bdi.balance(&neighbour, 1), Balance::Freerun);
     // Under the limit again, it may go on.
     rig.bdi.account(&file, 0, 0);
-    assert_eq!(rig.bdi.balance(&file, 1), Balance::Free);
+    assert_eq!(rig.bdi.balance(&file, 1), Balance::Freerun);
 }
 
 #[test]
@@ -248,7 +250,7 @@ fn a_removed_cgroups_wb_goes_with_its_last_inode_however_that_goes() {
     rig.switcher.remove_cgroup(CHILD);
     rig.switcher.flush();
     rig.bdi.account(&file, 0, 0);
-    assert!(rig.bdi.unlist(&file));
+    assert!(rig.bdi.del_dirty(&file));
     assert_eq!(rig.bdi.owner_of(&file), Some(CHILD));
     drop(file);
     let wbs = rig.bdi.status().wbs;
@@ -256,10 +258,10 @@ fn a_removed_cgroups_wb_goes_with_its_last_inode_however_that_goes() {
 }
 
 /// Devices that share a switcher; switchers of both kinds at each, and unmounts beside them.
-fn stress(discipline: impl Discipline) {
+fn stress(strategy: impl DrainStrategy) {
     let seconds = std::env::var("STRESS_SECONDS").ok().and_then(|value| value.parse().ok());
     let until = std::time::Instant::now() + Duration::from_secs(seconds.unwrap_or(1));
-    let base = Rig::new(discipline);
+    let base = Rig::new(strategy);
     let next = Mutex::new(100);
     thread::scope(|scope| {
         for _ in 0..4 {
@@ -279,20 +281,20 @@ fn stress(discipline: impl Discipline) {
 }
 
 /// Mounts, switches in all ways, unmounts while that goes on.
-fn one_life(switcher: &Arc<Switcher<File>>, number: u64) {
+fn one_life(switcher: &Arc<Switcher>, number: u64) {
     let rig = Rig::on(switcher);
-    let ours = switcher.cgroups().add(Owner(number), A).number();
-    let (tell, told) = channel();
+    let ours = switcher.cgroups().add(CgroupId(number), A).id();
+    let (wake_fitting, told) = channel();
     let user = {
         let (bdi, switcher) = (Arc::clone(&rig.bdi), Arc::clone(switcher));
         let files: Vec<_> = (0..20).map(|_| rig.file(ours)).collect();
         thread::spawn(move || {
             for (n, file) in files.iter().enumerate() {
                 bdi.account(file, 4096 * n as u64, 4096);
-                bdi.switch_to(file, if n % 3 == 0 { B } else { Owner::ROOT });
+                bdi.switch_to(file, if n % 3 == 0 { B } else { CgroupId::ROOT });
                 if n == 10 {
                     switcher.remove_cgroup(ours);
-                    tell.send(()).expect("the test waits");
+                    wake_fitting.send(()).expect("the test waits");
                 }
             }
         })
@@ -326,19 +328,19 @@ fn wb_r1_stress_rmbarrier_with_direct_queueing() {
 }
 
 /// Unmounts while a switcher stands between prepare and queue; returns how many inodes were busy.
-fn unmount_in_between(make: impl FnOnce(Between) -> Box<dyn Discipline>) -> usize {
+fn unmount_in_between(make: impl FnOnce(DelayPoint) -> Box<dyn DrainStrategy>) -> usize {
     let (reach, reached) = channel();
     let (go_on, going_on) = channel::<()>();
     let (reach, going_on) = (Mutex::new(reach), Mutex::new(going_on));
-    let between = Between::new(move || {
+    let delay_point = DelayPoint::new(move || {
         reach.lock().send(()).expect("the test waits");
         // An error: the test has gone on.
         let _end = going_on.lock().recv();
     });
-    let switcher = Arc::new(Switcher::new(Grace::default(), make(between)));
-    switcher.cgroups().add(B, Owner::ROOT);
+    let switcher = Arc::new(Switcher::new(Domain::default(), make(delay_point)));
+    switcher.cgroups().add(B, CgroupId::ROOT);
     let rig = Rig::on(&switcher);
-    let file = rig.file(Owner::ROOT);
+    let file = rig.file(CgroupId::ROOT);
     let switch = {
         let bdi = Arc::clone(&rig.bdi);
         thread::spawn(move || assert!(bdi.switch_to(&file, B)))
@@ -375,38 +377,38 @@ fn unmount_in_between(make: impl FnOnce(Between) -> Box<dyn Discipline>) -> usiz
 
 #[test]
 fn wb_r1_base_has_busy_inodes_after_unmount() {
-    let busy = unmount_in_between(|between| Box::new(Base { between }));
+    let busy = unmount_in_between(|delay_point| Box::new(Base { delay_point }));
     assert_eq!(busy, 1, "the race of base was not seen");
 }
 
 #[test]
 fn wb_r1_race_waits_for_who_stands_in_between() {
-    assert_eq!(unmount_in_between(|between| Box::new(Race { between })), 0);
-    let rmbarrier = |between| Box::new(RmBarrier { between, is_deferred: false }) as _;
+    assert_eq!(unmount_in_between(|delay_point| Box::new(Race { delay_point })), 0);
+    let rmbarrier = |delay_point| Box::new(RmBarrier { delay_point, is_deferred: false }) as _;
     assert_eq!(unmount_in_between(rmbarrier), 0);
 }
 
 /// `persb` with a switcher that pauses between prepare and queue.
 #[derive(Debug)]
-struct Slow(Between);
+struct Slow(DelayPoint);
 
-impl Discipline for Slow {
-    fn pin(&self, superblock: &Drain) -> Result<Option<writeback::Pin>, writeback::Unmounting> {
+impl DrainStrategy for Slow {
+    fn pin(&self, superblock: &Drain) -> Result<Option<writeback::SbPin>, writeback::Unmounting> {
         PerSuperblock.pin(superblock)
     }
 
-    fn between(&self) {
+    fn delay_point(&self) {
         self.0.call();
     }
 
-    fn drain(&self, superblock: &Drain, own: &dyn OwnSwitches, others: &dyn Others) {
+    fn drain(&self, superblock: &Drain, own: &dyn OwnSwitches, others: &dyn SharedState) {
         PerSuperblock.drain(superblock, own, others);
     }
 }
 
 #[test]
 fn wb_r1_persb_waits_for_who_stands_in_between() {
-    assert_eq!(unmount_in_between(|between| Box::new(Slow(between))), 0);
+    assert_eq!(unmount_in_between(|delay_point| Box::new(Slow(delay_point))), 0);
 }
 
 #[test]
@@ -414,8 +416,8 @@ fn wb_r3_a_drain_asks_nothing_of_the_rest() {
     /// Panics at every question.
     struct Nothing;
 
-    impl Others for Nothing {
-        fn grace(&self) -> &Grace {
+    impl SharedState for Nothing {
+        fn domain(&self) -> &Domain {
             panic!("a drain looked at the read sections")
         }
 
@@ -443,7 +445,7 @@ fn wb_r3_a_drain_asks_nothing_of_the_rest() {
     PerSuperblock.drain(&drain, &Nothing, &Nothing);
     assert!(!drain.is_active());
     // The others do ask: the check sees it.
-    let asks = |variant: &dyn Discipline| {
+    let asks = |variant: &dyn DrainStrategy| {
         let drain = Drain::new();
         let drained = std::panic::AssertUnwindSafe(|| variant.drain(&drain, &LeftToWorkers, &Nothing));
         std::panic::catch_unwind(drained).is_err()
@@ -456,12 +458,12 @@ fn wb_r3_an_idle_superblock_is_drained_beside_a_reader_and_a_full_queue() {
     let busy = Rig::new(PerSuperblock);
     let idle = Rig::on(&busy.switcher);
     // As long as this is open, no grace period ends, and no switch.
-    let section = busy.switcher.grace().read();
+    let section = busy.switcher.domain().read();
     let files: Vec<_> = (0..100).map(|_| busy.file(A)).collect();
     assert!(files.iter().all(|file| busy.bdi.switch_to(file, B)));
-    let periods = busy.switcher.grace().periods();
+    let periods = busy.switcher.domain().stats().grace_periods;
     idle.unmount(|| ());
-    assert_eq!(busy.switcher.grace().periods(), periods);
+    assert_eq!(busy.switcher.domain().stats().grace_periods, periods);
     assert_eq!(busy.bdi.status().switches_in_flight, 100);
     drop(section);
     busy.switcher.flush();
@@ -472,7 +474,7 @@ fn wb_r3_an_idle_superblock_is_drained_beside_a_reader_and_a_full_queue() {
 fn the_time_in_a_drain_is_that_of_the_switches_it_waited_for() {
     const HELD: Duration = Duration::from_millis(20);
     let rig = Rig::new(PerSuperblock);
-    let section = rig.switcher.grace().read();
+    let section = rig.switcher.domain().read();
     let file = rig.file(A);
     assert!(rig.bdi.switch_to(&file, B));
     let drain = {
@@ -503,7 +505,7 @@ fn wb_r5_the_cap_holds_and_the_count_returns_to_zero() {
     let others: Vec<_> = (0..IN_FLIGHT_MAX + 100).map(|_| Rig::on(&rig.switcher)).collect();
     let files: Vec<_> = others.iter().map(|other| other.file(A)).collect();
     let dying: Vec<_> = (0..BATCH).map(|_| rig.file(CHILD)).collect();
-    let section = rig.switcher.grace().read();
+    let section = rig.switcher.domain().read();
     let begun = others.iter().zip(&files).filter(|(other, file)| other.bdi.switch_to(file, B)).count();
     assert_eq!(begun, IN_FLIGHT_MAX);
     assert_eq!((rig.switcher.stats().in_flight, rig.switcher.stats().refused), (IN_FLIGHT_MAX, 100));
@@ -525,7 +527,7 @@ fn wb_r5_the_cap_holds_and_the_count_returns_to_zero() {
 fn a_superblock_that_asks_for_all_switches_leaves_as_many_for_the_others() {
     let greedy = Rig::new(PerSuperblock);
     let rigs = [&greedy, &Rig::on(&greedy.switcher), &Rig::on(&greedy.switcher)];
-    let section = greedy.switcher.grace().read();
+    let section = greedy.switcher.domain().read();
     let begun = rigs.map(|rig| {
         let files: Vec<_> = (0..IN_FLIGHT_MAX).map(|_| rig.file(A)).collect();
         files.iter().filter(|file| rig.bdi.switch_to(file, B)).count()
@@ -545,7 +547,7 @@ struct Blocked {
 
 impl Blocked {
     /// Blocks every thread that switches.
-    fn new(switcher: &Arc<Switcher<File>>) -> Self {
+    fn new(switcher: &Arc<Switcher>) -> Self {
         /// `THREADS_MAX`, and some that wait behind them.
         const NEIGHBOURS: usize = 12;
         const THREADS: usize = 4;
@@ -594,16 +596,16 @@ fn wb_r1_a_drain_hears_of_a_switch_that_is_queued_while_it_sleeps() {
     let (go_on, going_on) = channel::<()>();
     let (reach, going_on) = (Mutex::new(reach), Mutex::new(going_on));
     let is_held = Arc::new(AtomicBool::new(false));
-    let between = {
+    let delay_point = {
         let is_held = Arc::clone(&is_held);
-        Between::new(move || {
+        DelayPoint::new(move || {
             if is_held.load(Ordering::SeqCst) {
                 reach.lock().send(()).expect("the test waits");
                 let _end = going_on.lock().recv();
             }
         })
     };
-    let rig = Rig::new(Slow(between));
+    let rig = Rig::new(Slow(delay_point));
     let blocked = Blocked::new(&rig.switcher);
     let file = rig.file(A);
     is_held.store(true, Ordering::SeqCst);
@@ -635,13 +637,13 @@ fn one_grace_period_serves_the_switches_of_many_superblocks() {
     let rig = Rig::new(PerSuperblock);
     let others: Vec<_> = (0..64).map(|_| Rig::on(&rig.switcher)).collect();
     let files: Vec<_> = others.iter().map(|other| other.file(A)).collect();
-    let section = rig.switcher.grace().read();
+    let section = rig.switcher.domain().read();
     // A grace period that has begun does not count.
-    let before = rig.switcher.grace().periods();
+    let before = rig.switcher.domain().stats().grace_periods;
     assert!(others.iter().zip(&files).all(|(other, file)| other.bdi.switch_to(file, B)));
     drop(section);
     rig.switcher.flush();
-    let periods = rig.switcher.grace().periods() - before;
+    let periods = rig.switcher.domain().stats().grace_periods - before;
     assert!(periods <= 3, "{periods} grace periods for 64 superblocks");
 }
 
@@ -665,7 +667,7 @@ fn wb_r8_sums_stay_beside_accounting() {
             })
             .collect();
         for round in 0..100 {
-            let to = [B, A, Owner::ROOT][round % 3];
+            let to = [B, A, CgroupId::ROOT][round % 3];
             files.iter().for_each(|file| {
                 rig.bdi.switch_to(file, to);
             });
@@ -682,7 +684,7 @@ fn an_inode_that_panics_keeps_no_other_from_moving() {
     let rig = Rig::new(PerSuperblock);
     let mut files: Vec<_> = (0..3).map(|_| rig.file(CHILD)).collect();
     files[0].at_end(|| panic!("as it is meant to"));
-    let section = rig.switcher.grace().read();
+    let section = rig.switcher.domain().read();
     rig.switcher.remove_cgroup(CHILD);
     while rig.bdi.status().switches_in_flight < 3 {
         thread::yield_now();
@@ -691,7 +693,7 @@ fn an_inode_that_panics_keeps_no_other_from_moving() {
     drop(files.remove(0));
     drop(section);
     rig.switcher.flush();
-    assert!(files.iter().all(|file| rig.bdi.owner_of(file) == Some(A) && !file.link().is_switching()));
+    assert!(files.iter().all(|file| rig.bdi.owner_of(file) == Some(A) && !file.inode_wb().is_switching()));
     assert_eq!(rig.bdi.status().panics, 1);
     rig.check_after();
     let left: Vec<_> = rig.bdi.status().wbs.iter().map(|wb| (wb.owner, wb.owned)).collect();
@@ -717,7 +719,7 @@ fn wb_r9_writers_go_on_between_any_two_moves() {
         });
     }
     drop(stop);
-    let section = rig.switcher.grace().read();
+    let section = rig.switcher.domain().read();
     rig.switcher.remove_cgroup(CHILD);
     while rig.bdi.status().switches_in_flight < INODES as u64 {
         thread::yield_now();
@@ -732,7 +734,7 @@ fn wb_r9_writers_go_on_between_any_two_moves() {
             rig.bdi.account(victim, 4096, 0);
             write(&rig, victim, *owner, 4096);
             rig.bdi.account(victim, 0, 0);
-            assert!(rig.bdi.unlist(victim));
+            assert!(rig.bdi.del_dirty(victim));
         }
         // This worker stands here; another one may have gone on.
         let left = rig.bdi.status().switches_in_flight;
@@ -751,7 +753,7 @@ fn wb_r9_thousands_of_inodes_at_a_removal_hold_up_nobody() {
     let dying: Vec<_> = (0..INODES).map(|_| rig.file(CHILD)).collect();
     let victim = rig.file(B);
     // The switches wait for this; the victim must not wait for them.
-    let section = rig.switcher.grace().read();
+    let section = rig.switcher.domain().read();
     rig.switcher.remove_cgroup(CHILD);
     while rig.bdi.status().switches_in_flight < INODES as u64 {
         thread::yield_now();
@@ -759,7 +761,7 @@ fn wb_r9_thousands_of_inodes_at_a_removal_hold_up_nobody() {
     for n in 0..1000 {
         rig.bdi.mark_dirty(Arc::clone(&victim), B);
         rig.bdi.account(&victim, n * 4096, 0);
-        rig.bdi.unlist(&victim);
+        rig.bdi.del_dirty(&victim);
     }
     assert_eq!(rig.bdi.status().switches_in_flight, INODES as u64, "the victim's writes were before the end");
     drop(section);

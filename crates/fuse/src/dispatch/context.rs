@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mounts::Hold;
+use mounts::ActiveRef;
 use rustix::io::Errno;
 use sync::atomic::Ordering;
 use volume::{Caller, Cancel, CgroupPath, Ctx, HandleId, NodeId, Volume};
@@ -26,7 +26,7 @@ pub(super) fn handle_id(fh: u64) -> HandleId {
 /// Says that something of an attached volume is open.
 #[derive(Debug, Default)]
 pub(super) struct OpenPin {
-    hold: Option<Hold>,
+    hold: Option<ActiveRef>,
     is_dir: bool,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct RequestContext<'a> {
     pub(super) header: &'a InHeader,
     pub(super) target: Target<'a>,
     /// Dropped after the request has left its section: that may end the volume.
-    pub(super) dropped_pin: &'a Cell<Option<Hold>>,
+    pub(super) dropped_pin: &'a Cell<Option<ActiveRef>>,
     pub(super) cancel: &'a Cancel,
     pub(super) before_wait: &'a (dyn Fn() + Sync),
     /// A thread of the volume is to close the file.
@@ -242,7 +242,7 @@ impl RequestContext<'_> {
         if self.target.served.tag == NodeTag::ROOT {
             return Ok(OpenPin { hold: None, is_dir });
         }
-        match mount_node.superblock.hold() {
+        match mount_node.superblock.get_active() {
             Ok(hold) => Ok(OpenPin { hold: Some(hold), is_dir }),
             Err(_) => {
                 self.not_opened(OpenPin { hold: None, is_dir });

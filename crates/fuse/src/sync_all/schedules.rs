@@ -12,7 +12,7 @@ use super::*;
 struct Model {
     number: u64,
     hangs: bool,
-    answers: Event,
+    answers: WakeEvent,
     is_known: AtomicBool,
     is_aborted: AtomicBool,
     /// Its next sync fails.
@@ -49,7 +49,7 @@ impl SyncTarget for Model {
     }
 
     /// All of its data is root's.
-    fn has_undurable_of(&self, by: &CgroupPath) -> bool {
+    fn has_unsynced_of(&self, by: &CgroupPath) -> bool {
         let durable = self.durable.load(Ordering::SeqCst);
         *by == CgroupPath::root() && self.written.load(Ordering::SeqCst) > durable
     }

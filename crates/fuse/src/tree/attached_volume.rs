@@ -19,7 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use mounts::{Hold, Inode, Superblock};
+use mounts::{ActiveRef, Inode, Superblock};
 use rcu::{Domain, Guard};
 use sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use sync::mutant::is_on;
@@ -61,7 +61,7 @@ pub(crate) struct AttachedVolume {
     /// The number of the last stall for which the log says that a sync left this volume out.
     skip_logged: AtomicU64,
     /// Open files, and open directories.
-    open_refs: Mutex<HashMap<(Open, HandleId), Hold>>,
+    open_refs: Mutex<HashMap<(Open, HandleId), ActiveRef>>,
     on_end: Mutex<Option<OnEnd>>,
 }
 
@@ -158,7 +158,7 @@ impl AttachedVolume {
     }
 
     /// Something was opened: the volume stays until [`released`](Self::released).
-    pub(crate) fn opened(&self, what: Open, handle: HandleId, hold: Option<Hold>) {
+    pub(crate) fn opened(&self, what: Open, handle: HandleId, hold: Option<ActiveRef>) {
         if let Some(hold) = hold {
             self.open_refs.lock().insert((what, handle), hold);
         }
@@ -167,7 +167,7 @@ impl AttachedVolume {
     /// The file or directory is closed. The hold is to be dropped outside of the volume's section:
     /// that may end the volume.
     #[must_use]
-    pub(crate) fn released(&self, what: Open, handle: HandleId) -> Option<Hold> {
+    pub(crate) fn released(&self, what: Open, handle: HandleId) -> Option<ActiveRef> {
         if self.tag == NodeTag::ROOT {
             return None;
         }
@@ -203,8 +203,8 @@ impl SyncTarget for AttachedVolume {
         self.volume.name().to_owned()
     }
 
-    fn has_undurable_of(&self, by: &CgroupPath) -> bool {
-        self.volume.has_undurable_of(by)
+    fn has_unsynced_of(&self, by: &CgroupPath) -> bool {
+        self.volume.has_unsynced_of(by)
     }
 
     fn has_open_files(&self) -> bool {
@@ -240,7 +240,7 @@ impl Superblock for AttachedVolume {
         // ORDERING: SeqCst, P3 of `in_flight::stall_quota`: before the look at the slots.
         self.is_aborted.store(true, Ordering::SeqCst);
         self.aborted_at.get_or_init(Instant::now);
-        self.volume.force();
+        self.volume.abort();
     }
 
     fn may_wait(&self) -> bool {

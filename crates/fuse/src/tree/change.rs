@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mounts::{Place, Super, Umount};
+use mounts::{SuperblockRef, Umount, VfsPath};
 use sync::atomic::Ordering;
 use volume::{NodeId, Volume};
 
@@ -48,7 +48,7 @@ impl MountTree {
             }
         });
         let served = Arc::new(AttachedVolume::new(Arc::clone(volume), tag, is_read_only, Some(ended)));
-        let superblock = Super::new(Arc::clone(&served) as Arc<_>);
+        let superblock = SuperblockRef::new(Arc::clone(&served) as Arc<_>);
         // Before a path can cross into it.
         let files = MountNode::of_files(tag, (Arc::clone(&served), superblock.clone()), namespace);
         self.change(|state, snapshot| state.add_node(snapshot, Arc::new(files)));
@@ -62,7 +62,7 @@ impl MountTree {
                 // A path may lead to it in a clone before that is registered.
                 served.add_mount(tag);
             }
-            let made = namespace.attach_telling(place, "", &superblock)?;
+            let made = namespace.attach_all(place, "", &superblock)?;
             let volume = (Arc::clone(&served), superblock.clone());
             let mount_node = MountNode::of_mount(mount_tag, (first(&made), NodeId::ROOT), volume, namespace);
             self.register((mount_node, NodePin::root_of(&served)), (resolved.on, resolved.node), &name);
@@ -94,7 +94,7 @@ impl MountTree {
         &self,
         dev: &Dev,
         namespace: &mounts::Namespace,
-        place: Place,
+        place: VfsPath,
         flags: Umount,
         on_abort: &mut impl FnMut(NodeTag),
     ) -> Result<(), TreeError> {
@@ -105,7 +105,7 @@ impl MountTree {
             namespace.superblock(place.mount).is_some_and(|superblock| superblock.mounts() > 1);
         let flags = if keeps_a_place { flags.difference(Umount::FORCE) } else { flags };
         let mut given_up = Vec::new();
-        namespace.umount_telling(place, "", flags, |mounts| {
+        namespace.umount_with(place, "", flags, |mounts| {
             let gone = self.unregister(mounts);
             if is_forced {
                 given_up = gone.iter().map(|one| one.mount_node.superblock.clone()).collect();
@@ -202,7 +202,7 @@ impl MountTree {
             let _names = below.names.write();
             self.check_still_there(&resolved, to)?;
             served.add_mount(tag);
-            let bound = view.namespace.bind_telling((place, ""), (target, ""), false);
+            let bound = view.namespace.bind_all((place, ""), (target, ""), false);
             let made = bound.inspect_err(|_| served.remove_mount(tag))?;
             let mount = (first(&made), source.node.node);
             let mount_node = MountNode::of_mount(tag, mount, (served, superblock), &view.namespace);
@@ -220,12 +220,12 @@ impl MountTree {
     pub(crate) fn wait_closed(&self, at: (&NamespaceView, &Path), until: Instant) -> Result<bool, TreeError> {
         let place = self.attached_at(at)?;
         let superblock = at.0.namespace.superblock(place.mount);
-        Ok(superblock.is_none_or(|superblock| superblock.wait_unheld(until)))
+        Ok(superblock.is_none_or(|superblock| superblock.wait_inactive(until)))
     }
 }
 
 /// Whether all mounts of a superblock are among those that have left.
-fn leaves_for_good(superblock: &Super, gone: &[Attachment]) -> bool {
+fn leaves_for_good(superblock: &SuperblockRef, gone: &[Attachment]) -> bool {
     let leaving = gone.iter().filter(|one| one.mount_node.superblock.is_same(superblock)).count();
     superblock.mounts() <= leaving
 }

@@ -32,7 +32,7 @@
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
-use mounts::{Inode, Made, Namespace, Place, Propagation};
+use mounts::{Inode, Namespace, NewMount, Propagation, VfsPath};
 use sync::atomic::Ordering;
 use volume::NodeId;
 
@@ -83,7 +83,7 @@ impl MountTree {
     ) -> Result<Arc<NamespaceView>, TreeError> {
         let whole = |view: &Arc<Namespace>, propagation| {
             let mount = view.root().ok_or(mounts::Error::NotHere)?;
-            let root = Place { mount, inode: Inode(NodeId::ROOT.0) };
+            let root = VfsPath { mount, inode: Inode(NodeId::ROOT.0) };
             view.set_propagation(root, "", propagation, true)
         };
         let is_tied = matches!(propagation, Propagation::Shared | Propagation::Slave);
@@ -112,7 +112,7 @@ impl MountTree {
         // meanwhile by propagation.
         loop {
             let all = namespace.mounts();
-            let made = all.iter().filter_map(|info| Some(Made { mount: info.mount, on: info.on? }));
+            let made = all.iter().filter_map(|info| Some(NewMount { mount: info.mount, on: info.on? }));
             let mut is_new = false;
             for made in made {
                 is_new |= self.register_copy(made).inspect_err(|_| self.drop_clone(&view))?.is_some();
@@ -142,7 +142,7 @@ impl MountTree {
                 on_abort(one.served.tag);
             }
         }
-        let ended = view.namespace.shut_telling(|mounts| drop(self.drop_unmounted(dev, mounts)));
+        let ended = view.namespace.shut_with(|mounts| drop(self.drop_unmounted(dev, mounts)));
         if let Err(error) = ended {
             tracing::error!(%error, "what is attached cannot be ended");
         }
@@ -152,7 +152,7 @@ impl MountTree {
     /// Ends a clone whose root the kernel has dropped: the kernel needs no notification.
     fn end_clone_named(&self, name: &OsStr) {
         let Some(view) = self.clone_named(name) else { return };
-        let ended = view.namespace.shut_telling(|mounts| drop(self.unregister(mounts)));
+        let ended = view.namespace.shut_with(|mounts| drop(self.unregister(mounts)));
         if let Err(error) = ended {
             tracing::error!(%error, "what is attached cannot be ended");
         }

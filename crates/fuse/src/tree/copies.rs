@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use mounts::{Made, MountId, Super};
+use mounts::{MountId, NewMount, SuperblockRef};
 use volume::NodeId;
 
 use super::attached_volume::AttachedVolume;
@@ -18,7 +18,7 @@ use crate::device::Dev;
 impl MountTree {
     /// Registers a mount that came to be with another one: in a clone, or by propagation. None:
     /// there is nothing to register (any more).
-    pub(super) fn register_copy(&self, made: Made) -> Result<Option<Arc<Dentry>>, TreeError> {
+    pub(super) fn register_copy(&self, made: NewMount) -> Result<Option<Arc<Dentry>>, TreeError> {
         let found = {
             let state = self.state.lock();
             let by_mount = &state.by_mount;
@@ -57,14 +57,18 @@ impl MountTree {
     }
 
     /// The volume of a superblock that is attached.
-    fn volume_of(&self, state: &State, superblock: &Super) -> Option<(Arc<AttachedVolume>, Super)> {
+    fn volume_of(
+        &self,
+        state: &State,
+        superblock: &SuperblockRef,
+    ) -> Option<(Arc<AttachedVolume>, SuperblockRef)> {
         let first = &self.first.root;
         let found = if first.superblock.is_same(superblock) { first } else { state.volume_of(superblock)? };
         Some((Arc::clone(&found.served), found.superblock.clone()))
     }
 
     /// Registers mounts that came by propagation with another one, and notifies the kernel of them.
-    pub(super) fn register_copies(&self, dev: &Dev, made: &[Made]) {
+    pub(super) fn register_copies(&self, dev: &Dev, made: &[NewMount]) {
         for &copy in made.get(1..).unwrap_or_default() {
             match self.register_copy(copy) {
                 Ok(Some(name)) => {

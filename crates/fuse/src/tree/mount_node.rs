@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use mounts::{MountId, Namespace, Super};
+use mounts::{MountId, Namespace, SuperblockRef};
 use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use volume::NodeId;
 
@@ -15,7 +15,7 @@ use super::wire::NodeTag;
 pub(crate) struct MountNode {
     pub(crate) tag: NodeTag,
     pub(crate) served: Arc<AttachedVolume>,
-    pub(crate) superblock: Super,
+    pub(crate) superblock: SuperblockRef,
     /// The mount whose directories these are; none for a volume's files.
     pub(crate) mount: Option<MountId>,
     /// The namespace that the mount is in.
@@ -31,7 +31,7 @@ pub(crate) struct MountNode {
 impl MountNode {
     pub(super) fn of_files(
         tag: NodeTag,
-        volume: (Arc<AttachedVolume>, Super),
+        volume: (Arc<AttachedVolume>, SuperblockRef),
         namespace: &Arc<Namespace>,
     ) -> Self {
         let ((served, superblock), namespace) = (volume, Arc::clone(namespace));
@@ -42,7 +42,7 @@ impl MountNode {
     pub(super) fn of_mount(
         tag: NodeTag,
         (mount, root): (MountId, NodeId),
-        volume: (Arc<AttachedVolume>, Super),
+        volume: (Arc<AttachedVolume>, SuperblockRef),
         namespace: &Arc<Namespace>,
     ) -> Self {
         Self { mount: Some(mount), root, ..Self::of_files(tag, volume, namespace) }

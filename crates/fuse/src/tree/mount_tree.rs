@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-use mounts::{MountId, Namespace, Place, Super};
+use mounts::{MountId, Namespace, SuperblockRef, VfsPath};
 use sync::Mutex;
 use sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use sync::mutant::is_on;
@@ -84,7 +84,7 @@ impl MountTree {
     pub(crate) fn new(volume: Arc<Volume>) -> Self {
         let root = Arc::new(AttachedVolume::new(volume, NodeTag::ROOT, false, None));
         root.add_mount(NodeTag::ROOT);
-        let superblock = Super::new(Arc::clone(&root) as Arc<_>);
+        let superblock = SuperblockRef::new(Arc::clone(&root) as Arc<_>);
         let namespace =
             Namespace::new(&superblock, mounts::Options::default()).expect("a new superblock can be mounted");
         let namespace = Arc::new(namespace);
@@ -162,12 +162,12 @@ impl MountTree {
     /// first), if there is one.
     pub(crate) fn crossed(&self, through: Option<&MountNode>, node: NodeId) -> Option<Arc<MountNode>> {
         let through = through.unwrap_or(&self.first.root);
-        let mut place = Place { mount: through.mount?, inode: mounts::Inode(node.0) };
+        let mut place = VfsPath { mount: through.mount?, inode: mounts::Inode(node.0) };
         let mut found = None;
         while let Some(mount) = through.namespace.mounted_on(place) {
             // It may leave meanwhile: then the directory below is seen.
             let Some(mount_node) = self.mount_node(mount) else { break };
-            place = Place { mount, inode: mounts::Inode(mount_node.root.0) };
+            place = VfsPath { mount, inode: mounts::Inode(mount_node.root.0) };
             found = Some(mount_node);
         }
         found
@@ -243,7 +243,7 @@ impl State {
     }
 
     /// The volume of a superblock that is attached.
-    pub(super) fn volume_of(&self, superblock: &Super) -> Option<&Arc<MountNode>> {
+    pub(super) fn volume_of(&self, superblock: &SuperblockRef) -> Option<&Arc<MountNode>> {
         let address = Arc::as_ptr(superblock.superblock()).addr();
         self.snapshot.by_tag.get(*self.by_address.get(&address)?)
     }

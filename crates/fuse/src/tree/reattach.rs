@@ -2,9 +2,9 @@
 //!
 //! A volume that was detached while something of it was open is in no place and goes on. Attached
 //! again it is the same volume: its open files, its cache and its errors are seen through the new
-//! place. The lock of its superblock ([`mounts::Super`]) decides whether it still goes on: either a
-//! mount of it is made before the last hold is dropped, or it has ended and cannot be attached any
-//! more.
+//! place. The lock of its superblock ([`mounts::SuperblockRef`]) decides whether it still goes on:
+//! either a mount of it is made before the last hold is dropped, or it has ended and cannot be
+//! attached any more.
 //!
 //! A place that was found is kept as an [`Attached`]: later operations on it act on that mount,
 //! whatever else has been attached under the same path meanwhile.
@@ -12,7 +12,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use mounts::Place;
+use mounts::VfsPath;
 use volume::NodeId;
 
 use super::mount_node::{MountNode, NodePin};
@@ -54,7 +54,7 @@ impl MountTree {
                 // A path may lead to it in a clone before that is registered.
                 served.add_mount(attached.volume);
             }
-            let made = namespace.attach_telling(place, "", &superblock)?;
+            let made = namespace.attach_all(place, "", &superblock)?;
             let volume = (Arc::clone(&served), superblock.clone());
             let mount_node = MountNode::of_mount(tag, (first(&made), NodeId::ROOT), volume, namespace);
             self.register((mount_node, NodePin::root_of(&served)), (resolved.on, resolved.node), &name);
@@ -102,7 +102,7 @@ impl MountTree {
     ) -> Result<(), TreeError> {
         let gone = || TreeError::NotAttached("its place any more".to_owned());
         let mount_node = self.mount_node(attached.mount).ok_or_else(gone)?;
-        let place = Place { mount: attached.mount, inode: mounts::Inode(mount_node.root.0) };
+        let place = VfsPath { mount: attached.mount, inode: mounts::Inode(mount_node.root.0) };
         match self.umount(dev, &mount_node.namespace, place, how.flags(), &mut on_abort) {
             Err(TreeError::Tree(mounts::Error::NotHere)) => Err(gone()),
             result => result,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use mounts::{Made, MountId, Super};
+use mounts::{MountId, NewMount, SuperblockRef};
 use sync::atomic::Ordering;
 use sync::mutant::is_on;
 use volume::NodeId;
@@ -67,7 +67,11 @@ impl MountTree {
 
     /// Mounts have left the namespace: requests and the kernel learn of it. Returns the superblocks
     /// of these mounts.
-    pub(super) fn drop_unmounted(&self, dev: &Dev, mounts: &[MountId]) -> Vec<(Arc<AttachedVolume>, Super)> {
+    pub(super) fn drop_unmounted(
+        &self,
+        dev: &Dev,
+        mounts: &[MountId],
+    ) -> Vec<(Arc<AttachedVolume>, SuperblockRef)> {
         let gone = self.unregister(mounts);
         gone.iter().for_each(|one| invalidate_mount(dev, one));
         gone.iter()
@@ -109,7 +113,7 @@ impl MountTree {
 }
 
 /// The mount that was asked for.
-pub(super) fn first(made: &[Made]) -> MountId {
+pub(super) fn first(made: &[NewMount]) -> MountId {
     made.first().expect("there is always the one that was asked for").mount
 }
 

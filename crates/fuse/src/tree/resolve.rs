@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use mounts::{Inode, MountId, Place};
+use mounts::{Inode, MountId, VfsPath};
 use store::FileType;
 use volume::NodeId;
 
@@ -24,8 +24,8 @@ pub(super) struct ResolvedPath {
 }
 
 impl ResolvedPath {
-    pub(super) fn place(&self) -> Option<Place> {
-        self.on.mount.map(|mount| Place { mount, inode: Inode(self.node.node.0) })
+    pub(super) fn place(&self) -> Option<VfsPath> {
+        self.on.mount.map(|mount| VfsPath { mount, inode: Inode(self.node.node.0) })
     }
 }
 
@@ -89,7 +89,7 @@ impl MountTree {
     }
 
     /// The mount that is attached at a path. Keeps nothing of it.
-    pub(super) fn attached_at(&self, at: (&NamespaceView, &Path)) -> Result<Place, TreeError> {
+    pub(super) fn attached_at(&self, at: (&NamespaceView, &Path)) -> Result<VfsPath, TreeError> {
         let resolved = self.walk(at)?;
         let path = at.1;
         let is_root = resolved.node.node == resolved.on.root && !Arc::ptr_eq(&resolved.on, &at.0.root);

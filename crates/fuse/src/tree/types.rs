@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use mounts::{MountId, Super, Umount};
+use mounts::{MountId, SuperblockRef, Umount};
 
 use super::wire::NodeTag;
 
@@ -69,7 +69,7 @@ impl Detach {
 pub struct Attached {
     pub(super) mount: MountId,
     pub(super) volume: NodeTag,
-    pub(super) superblock: Super,
+    pub(super) superblock: SuperblockRef,
 }
 
 impl Attached {
@@ -89,7 +89,7 @@ impl Attached {
     /// reports a close a little after close(2).
     #[must_use]
     pub fn wait_closed(&self, until: Instant) -> bool {
-        self.superblock.wait_unheld(until)
+        self.superblock.wait_inactive(until)
     }
 }
 

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use writeback::{Bdi, Inode as _, Owner};
+use cgroups::CgroupId;
+use writeback::{Bdi, Inode as _};
 
 use super::load::{self, Unmounted};
 use super::subject::{File, Subject};
@@ -27,7 +28,7 @@ type Device = (Arc<Bdi<File>>, Vec<Arc<File>>);
 /// Superblocks and how often an inode of theirs changes its owner.
 struct Churn {
     devices: Vec<Device>,
-    owners: [Owner; 2],
+    owners: [CgroupId; 2],
     pause: Duration,
     /// So many switches begin after each pause.
     at_once: usize,
@@ -53,7 +54,7 @@ impl Churn {
         let mut next = all().cycle();
         while goes_on() {
             for (bdi, file) in next.by_ref().take(self.at_once) {
-                if !file.link().is_switching() {
+                if !file.inode_wb().is_switching() {
                     let is_first = bdi.owner_of(file) == Some(self.owners[0]);
                     bdi.switch_to(file, self.owners[usize::from(is_first)]);
                 }
@@ -110,7 +111,7 @@ pub(crate) fn unmount_in_flight(subject: &Subject) -> Unmounted {
     subject.switcher.remove_cgroup(cgroup);
     // Those that have arrived were too fast for us.
     let is_under_way =
-        |file: &Arc<File>| file.link().is_switching() || bdi.owner_of(file) == Some(Owner::ROOT);
+        |file: &Arc<File>| file.inode_wb().is_switching() || bdi.owner_of(file) == Some(CgroupId::ROOT);
     while !files.iter().all(is_under_way) {
         thread::yield_now();
     }

@@ -14,9 +14,9 @@ use super::tracer::Tracer;
 use crate::child::Server;
 use crate::control;
 use crate::experiment::Settings;
-use crate::many::{Crowd, How};
 use crate::progress::Progress;
 use crate::report::{Metric, Recorder, Shown};
+use crate::scale::{How, Rig};
 
 const UMOUNT: Metric = Metric { name: "umount", unit: "ms", shown: Shown::P50, larger_is_better: false };
 const DETACH: Metric = Metric { name: "detach", unit: "ms", shown: Shown::P50, larger_is_better: false };
@@ -64,7 +64,7 @@ pub(crate) fn run(
     progress.step("drain: disks");
     let disks = Disks::new()?;
     let tracer = Tracer::start()?;
-    let crowd = Crowd::new(settings, 1)?;
+    let rig = Rig::new(settings, 1)?;
     let rounds = settings.runs.unwrap_or(40);
     for (scenario, load) in SCENARIOS {
         progress.step(scenario);
@@ -77,7 +77,7 @@ pub(crate) fn run(
                 "drain-churning" => disks.churned_itself(scenario, recorder)?,
                 _ => {
                     recorder.value(scenario, "kernel", UMOUNT, in_ms(disks.idle()?));
-                    ours(settings, &crowd, scenario, round, recorder)?;
+                    ours(settings, &rig, scenario, round, recorder)?;
                 }
             }
         }
@@ -92,7 +92,7 @@ pub(crate) fn run(
         }
         ensure!(churners.iter_mut().all(Churner::is_running), "{scenario}: a churner has ended");
     }
-    crowd.stop()?;
+    rig.stop()?;
     Ok(notes())
 }
 
@@ -104,14 +104,14 @@ fn in_ms(took: Duration) -> f64 {
 /// own.
 fn ours(
     settings: &Settings,
-    crowd: &Crowd,
+    rig: &Rig,
     scenario: &str,
     round: usize,
     recorder: &mut Recorder,
 ) -> anyhow::Result<()> {
-    crowd.attach_one_more()?;
+    rig.attach_one_more()?;
     let begun = Instant::now();
-    crowd.detach_it(How::Plain)?;
+    rig.detach_it(How::Plain)?;
     recorder.value(scenario, "default", DETACH, in_ms(begun.elapsed()));
     if round.is_multiple_of(ROUNDS_OF_MOUNT) {
         recorder.value(scenario, "default", UMOUNT, in_ms(mounted(settings)?));

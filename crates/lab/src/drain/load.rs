@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use writeback::{Bdi, Owner};
+use cgroups::CgroupId;
+use writeback::Bdi;
 
 use super::churn;
 use super::subject::{File, Subject};
@@ -38,7 +39,7 @@ pub(crate) struct Unmounted {
 }
 
 /// A synchronous overwrite of 4 KiB by a process in `by`.
-fn overwrite(bdi: &Arc<Bdi<File>>, file: &Arc<File>, by: Owner, store_takes: Option<Duration>) {
+fn overwrite(bdi: &Arc<Bdi<File>>, file: &Arc<File>, by: CgroupId, store_takes: Option<Duration>) {
     bdi.mark_dirty(Arc::clone(file), by);
     bdi.account(file, PAGE, 0);
     bdi.note_write(file, by, PAGE);
@@ -46,7 +47,7 @@ fn overwrite(bdi: &Arc<Bdi<File>>, file: &Arc<File>, by: Owner, store_takes: Opt
     bdi.account(file, 0, PAGE);
     store_takes.into_iter().for_each(thread::sleep);
     bdi.account(file, 0, 0);
-    bdi.unlist(file);
+    bdi.del_dirty(file);
     bdi.end_round(file, PAGE, begun.elapsed());
 }
 
@@ -74,7 +75,7 @@ fn one_life(
 fn tear_down(subject: &Subject) {
     for _ in 0..CALLBACKS {
         let gone = vec![0_u8; 256];
-        subject.switcher.grace().call(move || drop(std::hint::black_box(gone)));
+        subject.switcher.domain().call(move || drop(std::hint::black_box(gone)));
     }
 }
 
@@ -96,14 +97,14 @@ pub(crate) fn beside<R>(
         for bdi in &devices {
             let body = || {
                 let file = Arc::new(File::default());
-                bdi.attach(&file, Owner::ROOT);
+                bdi.attach(&file, CgroupId::ROOT);
                 while goes_on() {
                     if switches {
                         one_life(subject, bdi, &file, WRITE * share, OVERWRITES, &goes_on);
                     } else {
                         (0..OVERWRITES)
                             .take_while(|_| goes_on())
-                            .for_each(|_| overwrite(bdi, &file, Owner::ROOT, Some(WRITE * share)));
+                            .for_each(|_| overwrite(bdi, &file, CgroupId::ROOT, Some(WRITE * share)));
                         tear_down(subject);
                     }
                 }
@@ -166,7 +167,7 @@ pub(crate) fn beside_removals(subject: &Subject, removes: bool, slice: Duration)
 pub(crate) fn idle(subject: &Subject) -> Unmounted {
     let bdi = subject.mount();
     let file = Arc::new(File::default());
-    bdi.attach(&file, Owner::ROOT);
+    bdi.attach(&file, CgroupId::ROOT);
     unmount(subject, &bdi, vec![file])
 }
 
@@ -174,7 +175,7 @@ pub(crate) fn idle(subject: &Subject) -> Unmounted {
 pub(crate) fn churning(subject: &Subject) -> Unmounted {
     let bdi = subject.mount();
     let file = Arc::new(File::default());
-    bdi.attach(&file, Owner::ROOT);
+    bdi.attach(&file, CgroupId::ROOT);
     one_life(subject, &bdi, &file, WRITE, 16, &|| true);
     unmount(subject, &bdi, vec![file])
 }

@@ -4,18 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use cgroups::CgroupId;
 use rcu::{Domain, DomainOptions};
 use sync::RealClock;
-use writeback::{
-    Bdi, BdiOptions, Budget, Discipline, Grace, Inode, Link, Outcome, Owner, PerSuperblock, Switcher,
-};
+use writeback::{Bdi, BdiOptions, Budget, DrainStrategy, Inode, InodeWb, Outcome, PerSuperblock, Switcher};
 
 use super::variants::{Base, PersbFifo, Race, RmBarrier};
 
 /// A file of one page that matters.
 #[derive(Debug, Default)]
 pub(crate) struct File {
-    link: Link<Self>,
+    inode_wb: InodeWb<Self>,
 }
 
 impl Inode for File {
@@ -24,8 +23,8 @@ impl Inode for File {
         Outcome::Clean
     }
 
-    fn link(&self) -> &Link<Self> {
-        &self.link
+    fn inode_wb(&self) -> &InodeWb<Self> {
+        &self.inode_wb
     }
 }
 
@@ -34,7 +33,7 @@ pub(crate) struct Subject {
     pub(crate) name: &'static str,
     /// Grace periods begin at most so often.
     pub(crate) tick: Duration,
-    pub(crate) switcher: Arc<Switcher<File>>,
+    pub(crate) switcher: Arc<Switcher>,
     next_cgroup: AtomicU64,
     pub(crate) unmounts: u64,
     /// Inodes that a switcher still had after a drain.
@@ -44,7 +43,7 @@ pub(crate) struct Subject {
 impl Subject {
     /// `tick`: grace periods begin at most so often.
     pub(crate) fn new(name: &'static str, tick: Duration) -> Self {
-        let discipline: Box<dyn Discipline> = match name {
+        let strategy: Box<dyn DrainStrategy> = match name {
             "base" => Box::new(Base::default()),
             "race" => Box::new(Race::default()),
             "rmbarrier" => Box::new(RmBarrier::default()),
@@ -52,7 +51,7 @@ impl Subject {
             _ => Box::new(PerSuperblock),
         };
         let domain = Domain::with_options(DomainOptions { tick, ..DomainOptions::default() });
-        let switcher = Arc::new(Switcher::new(Grace::of(domain), discipline));
+        let switcher = Arc::new(Switcher::new(domain, strategy));
         Self { name, tick, switcher, next_cgroup: AtomicU64::new(1), unmounts: 0, busy: 0 }
     }
 
@@ -70,9 +69,9 @@ impl Subject {
     }
 
     /// A new cgroup below the root.
-    pub(crate) fn cgroup(&self) -> Owner {
+    pub(crate) fn cgroup(&self) -> CgroupId {
         // ORDERING: Relaxed, only a number.
-        let number = Owner(self.next_cgroup.fetch_add(1, Ordering::Relaxed));
-        self.switcher.cgroups().add(number, Owner::ROOT).number()
+        let number = CgroupId(self.next_cgroup.fetch_add(1, Ordering::Relaxed));
+        self.switcher.cgroups().add(number, CgroupId::ROOT).id()
     }
 }

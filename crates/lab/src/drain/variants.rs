@@ -8,13 +8,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use writeback::{Discipline, Drain, Grace, Others, OwnSwitches, PerSuperblock, Pin, Unmounting};
+use writeback::{Domain, Drain, DrainStrategy, OwnSwitches, PerSuperblock, SbPin, SharedState, Unmounting};
 
 /// A callback between the preparation of a switch and its queueing.
 #[derive(Clone, Default)]
-pub(crate) struct Between(Option<Arc<dyn Fn() + Send + Sync>>);
+pub(crate) struct DelayPoint(Option<Arc<dyn Fn() + Send + Sync>>);
 
-impl Between {
+impl DelayPoint {
     #[allow(dead_code, reason = "not everybody who shares this file waits in between")]
     pub(crate) fn new(hook: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(hook)))
@@ -27,14 +27,14 @@ impl Between {
     }
 }
 
-impl fmt::Debug for Between {
+impl fmt::Debug for DelayPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Between").field(&self.0.is_some()).finish()
     }
 }
 
 /// Looks at `SB_ACTIVE` and pins nothing.
-fn look(superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
+fn look(superblock: &Drain) -> Result<Option<SbPin>, Unmounting> {
     if superblock.is_active() { Ok(None) } else { Err(Unmounting) }
 }
 
@@ -49,23 +49,23 @@ fn counted_before() {
 /// switches. **Wrong**: a switcher that has looked at `SB_ACTIVE` and has not queued yet is missed.
 #[derive(Debug, Default)]
 pub(crate) struct Base {
-    pub(crate) between: Between,
+    pub(crate) delay_point: DelayPoint,
 }
 
-impl Discipline for Base {
-    fn pin(&self, superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
+impl DrainStrategy for Base {
+    fn pin(&self, superblock: &Drain) -> Result<Option<SbPin>, Unmounting> {
         look(superblock)
     }
 
-    fn between(&self) {
-        self.between.call();
+    fn delay_point(&self) {
+        self.delay_point.call();
     }
 
-    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, others: &dyn Others) {
+    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, shared: &dyn SharedState) {
         superblock.close();
-        if others.in_flight() > 0 {
-            others.grace().barrier();
-            others.flush();
+        if shared.in_flight() > 0 {
+            shared.domain().barrier();
+            shared.flush();
         }
     }
 }
@@ -75,30 +75,30 @@ impl Discipline for Base {
 /// counted before its switcher looks at `SB_ACTIVE`.
 #[derive(Debug, Default)]
 pub(crate) struct Race {
-    pub(crate) between: Between,
+    pub(crate) delay_point: DelayPoint,
 }
 
-impl Discipline for Race {
-    fn section(&self, grace: &Grace, steps: &mut dyn FnMut()) {
-        let _section = grace.read();
+impl DrainStrategy for Race {
+    fn section(&self, domain: &Domain, steps: &mut dyn FnMut()) {
+        let _section = domain.read();
         counted_before();
         steps();
     }
 
-    fn pin(&self, superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
+    fn pin(&self, superblock: &Drain) -> Result<Option<SbPin>, Unmounting> {
         look(superblock)
     }
 
-    fn between(&self) {
-        self.between.call();
+    fn delay_point(&self) {
+        self.delay_point.call();
     }
 
-    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, others: &dyn Others) {
+    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, shared: &dyn SharedState) {
         superblock.close();
-        if others.in_flight() > 0 {
-            others.grace().synchronize();
-            others.grace().barrier();
-            others.flush();
+        if shared.in_flight() > 0 {
+            shared.domain().synchronize();
+            shared.domain().barrier();
+            shared.flush();
         }
     }
 }
@@ -107,34 +107,34 @@ impl Discipline for Race {
 /// callback.
 #[derive(Debug, Default)]
 pub(crate) struct RmBarrier {
-    pub(crate) between: Between,
+    pub(crate) delay_point: DelayPoint,
     pub(crate) is_deferred: bool,
 }
 
-impl Discipline for RmBarrier {
-    fn section(&self, grace: &Grace, steps: &mut dyn FnMut()) {
-        let _section = grace.read();
+impl DrainStrategy for RmBarrier {
+    fn section(&self, domain: &Domain, steps: &mut dyn FnMut()) {
+        let _section = domain.read();
         counted_before();
         steps();
     }
 
-    fn pin(&self, superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
+    fn pin(&self, superblock: &Drain) -> Result<Option<SbPin>, Unmounting> {
         look(superblock)
     }
 
-    fn between(&self) {
-        self.between.call();
+    fn delay_point(&self) {
+        self.delay_point.call();
     }
 
     fn is_deferred(&self) -> bool {
         self.is_deferred
     }
 
-    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, others: &dyn Others) {
+    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, shared: &dyn SharedState) {
         superblock.close();
-        if others.in_flight() > 0 {
-            others.grace().synchronize();
-            others.flush();
+        if shared.in_flight() > 0 {
+            shared.domain().synchronize();
+            shared.flush();
         }
     }
 }
@@ -145,8 +145,8 @@ impl Discipline for RmBarrier {
 #[derive(Debug, Default)]
 pub(crate) struct PersbFifo;
 
-impl Discipline for PersbFifo {
-    fn pin(&self, superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
+impl DrainStrategy for PersbFifo {
+    fn pin(&self, superblock: &Drain) -> Result<Option<SbPin>, Unmounting> {
         PerSuperblock.pin(superblock)
     }
 
@@ -154,7 +154,7 @@ impl Discipline for PersbFifo {
         true
     }
 
-    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, _: &dyn Others) {
+    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, _: &dyn SharedState) {
         superblock.drain();
     }
 }

@@ -7,15 +7,9 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 
 use eventpoll::ready::{Pending, ReadyList};
-#[cfg(not(lines))]
 use parking_lot::{RwLock, RwLockReadGuard};
-#[cfg(not(lines))]
 use rustix::thread::futex;
 use sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-
-// The lock with a word that is counted.
-#[cfg(lines)]
-use super::counted::{RwLock, RwLockReadGuard};
 
 /// An item's place. A thread that queues holds the lock; the scan changes `is_linked` without it,
 /// while no other thread looks.
@@ -142,13 +136,13 @@ pub(crate) struct RwLocked {
 }
 
 impl ReadyList for RwLocked {
-    type Place = Arc<Node>;
-    type Taken = ();
-    type Hold<'a> = RwLockReadGuard<'a, State>;
+    type Link = Arc<Node>;
+    type ScanState = ();
+    type Guard<'a> = RwLockReadGuard<'a, State>;
     // An item that is asked is in neither list for a moment.
     const IS_EXACT: bool = false;
 
-    fn place(&self, (): &mut (), slot: usize) -> Arc<Node> {
+    fn new_link(&self, (): &mut (), slot: usize) -> Arc<Node> {
         self.state.write().place(slot)
     }
 
@@ -226,13 +220,12 @@ impl PiLock {
             }
             if turn < SPINS {
                 std::hint::spin_loop();
-            } else if cfg!(not(lines)) && is_real_time() {
+            } else if is_real_time() {
                 break;
             } else {
                 std::thread::yield_now();
             }
         }
-        #[cfg(not(lines))]
         while futex::lock_pi(&self.0, futex::Flags::PRIVATE, None).is_err() {}
     }
 
@@ -240,7 +233,6 @@ impl PiLock {
         // ORDERING: Release, pairs with the acquire in `lock`. A thread sleeps if the word is more
         // than this thread's number.
         if self.0.compare_exchange(thread_id(), 0, Ordering::Release, Ordering::Relaxed).is_err() {
-            #[cfg(not(lines))]
             futex::unlock_pi(&self.0, futex::Flags::PRIVATE).expect("we have the lock");
         }
     }
@@ -275,13 +267,13 @@ impl Drop for Held<'_> {
 }
 
 impl ReadyList for SpinLocked {
-    type Place = Arc<Node>;
-    type Taken = ();
-    type Hold<'a> = Held<'a>;
+    type Link = Arc<Node>;
+    type ScanState = ();
+    type Guard<'a> = Held<'a>;
     // An item that is asked is in neither list for a moment.
     const IS_EXACT: bool = false;
 
-    fn place(&self, (): &mut (), slot: usize) -> Arc<Node> {
+    fn new_link(&self, (): &mut (), slot: usize) -> Arc<Node> {
         self.hold().state().place(slot)
     }
 

@@ -78,13 +78,13 @@ impl Drop for HalfLockless {
 }
 
 impl ReadyList for HalfLockless {
-    type Place = Arc<Node>;
-    type Taken = Nodes;
-    type Hold<'a> = ();
+    type Link = Arc<Node>;
+    type ScanState = Nodes;
+    type Guard<'a> = ();
     // An item that is asked is in neither for a moment.
     const IS_EXACT: bool = false;
 
-    fn place(&self, nodes: &mut Nodes, slot: usize) -> Arc<Node> {
+    fn new_link(&self, nodes: &mut Nodes, slot: usize) -> Arc<Node> {
         if nodes.0.len() <= slot {
             nodes.0.resize(slot + 1, None);
         }

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use super::rig::{HEALTHY, SEEN_OF_A_CROWD, STALL_AFTER};
 use super::tenant::{CROWD_PAGES, NEW_FILE_EACH, TURN};
 use super::tenants::{CHURNED, LIMIT_KIB, ROOM_KIB};
-use super::world::{HEALTHY, SEEN_OF_A_CROWD, STALL_AFTER};
 use super::{QUICK, TURNS};
 
 pub(super) fn notes(place: &Path) -> Vec<String> {

@@ -13,8 +13,8 @@ use rustix::event::{PollFd, PollFlags};
 use testing::cgroup::Cgroup;
 
 use super::beside::{Beside, Kind};
+use super::rig::LONG;
 use super::tenant::COMMAND;
-use super::world::LONG;
 use crate::child::{self, cpu_time, ends_with_the_lab};
 
 /// Operations of all churning neighbours together, in a second: so many that the processors have

@@ -15,9 +15,9 @@ use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, moun
 use super::namespace::{self, Kind};
 use crate::child::Server;
 use crate::experiment::Settings;
-use crate::many::{Crowd, How};
 use crate::progress::Progress;
 use crate::report::{Metric, Recorder, Shown};
+use crate::scale::{How, Rig};
 
 const fn ms(name: &'static str) -> Metric {
     Metric { name, unit: "ms", shown: Shown::P50, larger_is_better: false }
@@ -126,7 +126,7 @@ pub(super) fn run(
     let part = Unmounts {
         tmpfs: Tmpfs::new()?,
         periods: GracePeriods::as_booted()?,
-        crowd: Crowd::new(settings, 1)?,
+        rig: Rig::new(settings, 1)?,
         rounds: settings.runs.unwrap_or(40),
         settings,
         progress,
@@ -136,7 +136,7 @@ pub(super) fn run(
         part.periods.normal, part.periods.expedited
     );
     part.all(recorder)?;
-    part.crowd.stop()?;
+    part.rig.stop()?;
     let mut notes = notes();
     notes.push(format!("Linux {}: {booted}", rustix::system::uname().release().to_string_lossy()));
     Ok(notes)
@@ -145,7 +145,7 @@ pub(super) fn run(
 struct Unmounts<'a> {
     tmpfs: Tmpfs,
     periods: GracePeriods,
-    crowd: Crowd,
+    rig: Rig,
     rounds: usize,
     settings: &'a Settings,
     progress: &'a Progress,
@@ -187,9 +187,9 @@ impl Unmounts<'_> {
                     self.periods.set(None)?;
                     recorder.value(scenario, variant, metric, in_ms(took?));
                 }
-                self.crowd.attach_one_more()?;
+                self.rig.attach_one_more()?;
                 let begun = Instant::now();
-                self.crowd.detach_it(how)?;
+                self.rig.detach_it(how)?;
                 recorder.value(scenario, "default", metric, in_ms(begun.elapsed()));
             }
         }
@@ -212,7 +212,7 @@ impl Unmounts<'_> {
         };
         let (used, idle) = (mount("used")?, mount("idle")?);
         let inside = self.tmpfs.path("used.mnt/inside");
-        self.crowd.replace("0", &inside)?;
+        self.rig.replace("0", &inside)?;
         // A mount asks its own kernel some questions when it begins; those must be over.
         thread::sleep(SETTLED);
         used.suspend()?;
@@ -221,7 +221,7 @@ impl Unmounts<'_> {
         let place = self.tmpfs.path("idle.mnt");
         let stuck = [
             stuck_in(inside.join("nothing")),
-            stuck_in(self.crowd.mountpoint().join("0/nothing")),
+            stuck_in(self.rig.mountpoint().join("0/nothing")),
             thread::spawn(move || {
                 let _until_its_server_is_killed = timed(&place, UnmountFlags::empty());
             }),
@@ -233,7 +233,7 @@ impl Unmounts<'_> {
         let itself = unmount(self.tmpfs.path("used.mnt"), UnmountFlags::DETACH);
         recorder.value(HUNG_ITSELF, "kernel", LAZY, in_ms(begun.elapsed()));
         let begun = Instant::now();
-        match self.crowd.detach("0", How::Lazy) {
+        match self.rig.detach("0", How::Lazy) {
             Ok(()) => recorder.value(HUNG_ITSELF, "default", LAZY, in_ms(begun.elapsed())),
             Err(error) => {
                 let why = format!("no answer: {error:#}, after {:.0} s", begun.elapsed().as_secs_f64());
@@ -292,21 +292,21 @@ impl Unmounts<'_> {
     fn attached(&self, recorder: &mut Recorder) -> anyhow::Result<()> {
         self.progress.step(&format!("unmount-namespace-{ATTACHED}, ours"));
         for _ in 0..WHOLES.div_ceil(2) {
-            let crowd = Crowd::new(self.settings, ATTACHED)?;
+            let rig = Rig::new(self.settings, ATTACHED)?;
             let begun = Instant::now();
-            unmount(crowd.mountpoint(), UnmountFlags::empty()).context("the mountpoint of many volumes")?;
+            unmount(rig.mountpoint(), UnmountFlags::empty()).context("the mountpoint of many volumes")?;
             let took = begun.elapsed();
             recorder.value(&format!("unmount-namespace-{ATTACHED}"), "default", WHOLE, in_ms(took));
-            crowd.stop()?;
+            rig.stop()?;
         }
-        let crowd = Crowd::new(self.settings, ATTACHED)?;
+        let rig = Rig::new(self.settings, ATTACHED)?;
         for number in 0..ATTACHED {
             let begun = Instant::now();
-            crowd.detach(&number.to_string(), if number % 2 == 0 { How::Plain } else { How::Lazy })?;
+            rig.detach(&number.to_string(), if number % 2 == 0 { How::Plain } else { How::Lazy })?;
             let metric = if number % 2 == 0 { UMOUNT } else { LAZY };
             recorder.value(&format!("unmount-bulk-{BULK}"), "default", metric, in_ms(begun.elapsed()));
         }
-        crowd.stop()
+        rig.stop()
     }
 }
 

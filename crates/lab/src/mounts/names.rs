@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ThreadId;
 
-use mounts::{Entry, Error, Inode, Kind, Result, Super, Superblock};
+use mounts::{Error, FoundInode, Inode, Kind, Result, Superblock, SuperblockRef};
 use sync::Mutex;
 
 const D: Inode = Inode(2);
@@ -37,21 +37,21 @@ impl std::fmt::Debug for Work {
 
 impl Names {
     /// One to be mounted.
-    pub(crate) fn mountable() -> (Arc<Self>, Super) {
+    pub(crate) fn mountable() -> (Arc<Self>, SuperblockRef) {
         let names = Arc::new(Self::default());
-        (Arc::clone(&names), Super::new(names))
+        (Arc::clone(&names), SuperblockRef::new(names))
     }
 
     /// A superblock whose shutdown calls `work`.
-    pub(crate) fn ending(work: impl Fn() + Send + Sync + 'static) -> (Arc<Self>, Super) {
+    pub(crate) fn ending(work: impl Fn() + Send + Sync + 'static) -> (Arc<Self>, SuperblockRef) {
         let names = Arc::new(Self { at_end: Some(Work(Box::new(work))), ..Self::default() });
-        (Arc::clone(&names), Super::new(names))
+        (Arc::clone(&names), SuperblockRef::new(names))
     }
 
     /// A superblock whose look-ups call `work`.
-    pub(crate) fn waiting(work: impl Fn() + Send + Sync + 'static) -> (Arc<Self>, Super) {
+    pub(crate) fn waiting(work: impl Fn() + Send + Sync + 'static) -> (Arc<Self>, SuperblockRef) {
         let names = Arc::new(Self { at_lookup: Some(Work(Box::new(work))), ..Self::default() });
-        (Arc::clone(&names), Super::new(names))
+        (Arc::clone(&names), SuperblockRef::new(names))
     }
 
     /// Whether it was shut down.
@@ -66,8 +66,8 @@ impl Names {
     }
 }
 
-fn find(dir: Inode, name: &OsStr) -> Result<Entry> {
-    let entry = |inode, kind| Ok(Entry { inode, kind });
+fn find(dir: Inode, name: &OsStr) -> Result<FoundInode> {
+    let entry = |inode, kind| Ok(FoundInode { inode, kind });
     match (dir, name.as_bytes()) {
         (Inode::ROOT, b"d") => entry(D, Kind::Directory),
         (D, b"f") => entry(F, Kind::Other),
@@ -80,14 +80,14 @@ fn find(dir: Inode, name: &OsStr) -> Result<Entry> {
 }
 
 impl Superblock for Names {
-    fn lookup(&self, dir: Inode, name: &OsStr) -> Result<Entry> {
+    fn lookup(&self, dir: Inode, name: &OsStr) -> Result<FoundInode> {
         if let Some(Work(work)) = &self.at_lookup {
             work();
         }
         find(dir, name)
     }
 
-    fn lookup_rcu(&self, dir: Inode, name: &OsStr) -> Option<Result<Entry>> {
+    fn lookup_rcu(&self, dir: Inode, name: &OsStr) -> Option<Result<FoundInode>> {
         self.at_lookup.is_none().then(|| find(dir, name))
     }
 

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use mounts::{Last, Start, Umount};
+use mounts::{Base, FinalSymlink, Umount};
 
 use super::names::Names;
 use super::strategy::Engine;
@@ -36,7 +36,7 @@ const HELD_UP: Metric = count("held_up");
 /// How long an unmount that is held up is given before it counts as such.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-const ROOT: Start<'static> = Start::Root;
+const ROOT: Base<'static> = Base::Root;
 
 pub(super) fn record(scenario: &str, variant: &str, recorder: &mut Recorder) -> Result<(), String> {
     let figure = |is_so: bool| f64::from(u8::from(is_so));
@@ -61,7 +61,7 @@ fn is_finalised_inside(variant: &str) -> bool {
         move || was_inside.store(is_inside.load(Ordering::SeqCst), Ordering::SeqCst)
     });
     ns.attach(ROOT, "m0", &volume).expect("nothing is there");
-    let pin = || ns.pin(ROOT, "m0/d/f", Last::Follow, "a part of the play").expect("it is mounted");
+    let pin = || ns.pin(ROOT, "m0/d/f", FinalSymlink::Follow, "a part of the play").expect("it is mounted");
     let pin = ours.legitimizing(pin);
     let waits = || ns.domain().stats().waiters;
     let (enter, has_entered) = channel();
@@ -72,7 +72,7 @@ fn is_finalised_inside(variant: &str) -> bool {
             let walk = || {
                 let section = ours.ns.domain().read();
                 is_inside.store(true, Ordering::SeqCst);
-                let _ = ours.ns.resolve(ROOT, "m0/d/f", Last::Follow);
+                let _ = ours.ns.resolve(ROOT, "m0/d/f", FinalSymlink::Follow);
                 let _ = enter.send(());
                 let _ = may_leave.recv();
                 is_inside.store(false, Ordering::SeqCst);
@@ -85,7 +85,7 @@ fn is_finalised_inside(variant: &str) -> bool {
         let unmount = scope.spawn(|| ns.umount(ROOT, "m0", Umount::DETACH));
         // It has left the tables, and has reached its strategy's wait, if there is one.
         let is_gone = || {
-            ns.resolve(ROOT, "m0/d/f", Last::Follow)
+            ns.resolve(ROOT, "m0/d/f", FinalSymlink::Follow)
                 .map_or(true, |(place, _)| ns.superblock(place.mount).is_none())
         };
         while !(unmount.is_finished() || is_gone() && (waits() > before || ours.is_waiting_for_walkers())) {
@@ -128,7 +128,7 @@ fn is_not_the_last(variant: &str) -> bool {
     let is_not_the_last = std::thread::scope(|scope| {
         // It is past the making of its reference when it waits: it is not counted for that any
         // more.
-        scope.spawn(|| ours.counted(|| ns.resolve(ROOT, "m0/d", Last::Follow)));
+        scope.spawn(|| ours.counted(|| ns.resolve(ROOT, "m0/d", FinalSymlink::Follow)));
         let _ = has_entered.recv();
         let unmount = scope.spawn(|| ns.umount(ROOT, "m0", Umount::empty()).is_ok() && !names.is_ended());
         let begun = Instant::now();

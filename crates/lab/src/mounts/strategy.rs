@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, LazyLock};
 
-use mounts::strategy::{Gone, Last, OnDemand, Teardown, Why};
+use mounts::teardown::{FinalPut, OnDemand, Teardown, UmountReason, UmountedMount};
 use rcu::{Cookie, Domain, DomainOptions, WorkQueue};
-use sync::{Condvar, Mutex};
+use sync::{CachePadded, Condvar, Mutex, shards};
 
 /// The grace periods that strategies wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,24 +64,11 @@ pub(crate) struct Strategy {
     phase: AtomicUsize,
     flip: Mutex<()>,
     /// Those that make a mount their own, in shards of the threads.
-    legitimizing: [Legitimizing; SHARDS],
+    legitimizing: [CachePadded<AtomicUsize>; SHARDS],
 }
 
 /// As many as processors, within reason.
 const SHARDS: usize = 16;
-
-/// Two cache lines of some threads.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Legitimizing(AtomicUsize);
-
-/// The calling thread's shard.
-fn shard() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    // ORDERING: Relaxed, threads only take turns.
-    thread_local!(static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS);
-    MINE.with(|mine| *mine)
-}
 
 impl fmt::Debug for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -161,7 +148,7 @@ impl Strategy {
         if self.kind != Kind::PercpuLegitimize {
             return walk();
         }
-        let count = &self.legitimizing[shard()].0;
+        let count = &self.legitimizing[shards::of_this_thread() % SHARDS];
         // ORDERING: SeqCst, as above.
         count.fetch_add(1, Ordering::SeqCst);
         let result = walk();
@@ -172,7 +159,7 @@ impl Strategy {
     /// Waits until each processor was seen without one.
     fn wait_for_legitimizing(&self) {
         for count in &self.legitimizing {
-            while count.0.load(Ordering::SeqCst) > 0 {
+            while count.load(Ordering::SeqCst) > 0 {
                 std::thread::yield_now();
             }
         }
@@ -196,7 +183,7 @@ impl Strategy {
     }
 
     /// Leaves the puts of these mounts to the pool, after a grace period.
-    fn defer(&self, gone: Vec<Gone>) {
+    fn defer(&self, gone: Vec<UmountedMount>) {
         let pool: Arc<dyn WorkQueue> = POOL.clone();
         self.domain.queue_work(&pool, move || put_all(gone, false));
     }
@@ -266,7 +253,7 @@ impl WorkQueue for Pool {
 const LOOKS: u32 = 16;
 
 /// Whether it has no other user; if it has, lets others run first.
-fn is_alone_now(gone: &Gone) -> bool {
+fn is_alone_now(gone: &UmountedMount) -> bool {
     let is_alone = gone.count() == 1;
     if !is_alone {
         std::thread::yield_now();
@@ -279,16 +266,17 @@ fn is_alone_now(gone: &Gone) -> bool {
 struct WithoutExpedited;
 
 impl Teardown for WithoutExpedited {
-    fn finish(&self, gone: Vec<Gone>, why: Why) {
-        let complete = |gone: Gone| gone.complete_with(why == Why::Sync, Domain::cond_synchronize);
-        Last::clean_up_all(gone.into_iter().filter_map(complete).collect());
+    fn finish(&self, gone: Vec<UmountedMount>, why: UmountReason) {
+        let complete =
+            |gone: UmountedMount| gone.complete_with(why == UmountReason::Sync, Domain::cond_synchronize);
+        FinalPut::clean_up_all(gone.into_iter().filter_map(complete).collect());
     }
 }
 
 /// After the wait: the puts, and the clean-ups of those that were the last.
-fn put_all(gone: Vec<Gone>, is_sync: bool) {
-    let last: Vec<Last> = gone.into_iter().filter_map(|gone| gone.complete(is_sync, || ())).collect();
-    last.into_iter().for_each(Last::clean_up);
+fn put_all(gone: Vec<UmountedMount>, is_sync: bool) {
+    let last: Vec<FinalPut> = gone.into_iter().filter_map(|gone| gone.complete(is_sync, || ())).collect();
+    last.into_iter().for_each(FinalPut::clean_up);
 }
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -314,10 +302,10 @@ impl Teardown for Strategy {
         self.domain.clone()
     }
 
-    fn finish(&self, gone: Vec<Gone>, why: Why) {
-        let is_sync = why == Why::Sync;
+    fn finish(&self, gone: Vec<UmountedMount>, why: UmountReason) {
+        let is_sync = why == UmountReason::Sync;
         match self.kind {
-            Kind::Deferred if why == Why::Lazy => self.defer(gone),
+            Kind::Deferred if why == UmountReason::Lazy => self.defer(gone),
             Kind::DeferredAll if !is_sync => self.defer(gone),
             Kind::Expedited | Kind::Deferred | Kind::DeferredAll | Kind::PolledGlobal => {
                 self.wait(self.domain.get_state());
@@ -354,16 +342,16 @@ impl Teardown for Strategy {
                     self.wait(self.domain.get_state());
                 }
                 // Not `complete`: the other user may never give its reference back.
-                gone.into_iter().filter_map(Gone::put).for_each(Last::clean_up);
+                gone.into_iter().filter_map(UmountedMount::put).for_each(FinalPut::clean_up);
             }
             Kind::OnDemand => {
-                if !gone.iter().all(Gone::is_alone) {
+                if !gone.iter().all(UmountedMount::is_alone) {
                     self.wait(self.domain.get_state());
                 }
                 put_all(gone, is_sync);
             }
             Kind::TwoList => {
-                let (alone, shared): (Vec<_>, Vec<_>) = gone.into_iter().partition(Gone::is_alone);
+                let (alone, shared): (Vec<_>, Vec<_>) = gone.into_iter().partition(UmountedMount::is_alone);
                 put_all(alone, is_sync);
                 if !shared.is_empty() {
                     self.wait(self.domain.get_state());
@@ -387,7 +375,7 @@ impl Teardown for Strategy {
                 self.wait_for_legitimizing();
                 // Not `complete`, as above: a thread may have taken a reference before, and may put
                 // it at any time.
-                gone.into_iter().filter_map(Gone::put).for_each(Last::clean_up);
+                gone.into_iter().filter_map(UmountedMount::put).for_each(FinalPut::clean_up);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mounts::{Error, Last, Namespace, Options, Start, Umount};
+use mounts::{Base, Error, FinalSymlink, Namespace, Options, Umount};
 use rcu::DomainOptions;
 
 use super::names::Names;
@@ -57,7 +57,7 @@ impl Ours {
         let (_, root) = Names::mountable();
         let ns = Namespace::with_teardown(&root, options, teardown).expect("a new superblock");
         let (_, stays) = Names::mountable();
-        ns.attach(Start::Root, "m1", &stays).expect("nothing is there");
+        ns.attach(Base::Root, "m1", &stays).expect("nothing is there");
         Self { ns, strategy }
     }
 
@@ -68,7 +68,7 @@ impl Ours {
 
     /// A whole walk: it takes a reference, and gives it back.
     fn visit(&self, path: &str) {
-        let walk = || self.ns.visit(Start::Root, path, Last::Follow, |_, inode, _| inode);
+        let walk = || self.ns.visit(Base::Root, path, FinalSymlink::Follow, |_, inode, _| inode);
         let _ = self.legitimizing(|| self.counted(|| std::hint::black_box(walk())));
     }
 
@@ -92,14 +92,14 @@ impl Ours {
 impl Subject for Ours {
     fn attach(&self) -> Result<(), String> {
         let (_, volume) = Names::mountable();
-        self.ns.attach(Start::Root, "m0", &volume).map(drop).map_err(|error| format!("failed: {error}"))
+        self.ns.attach(Base::Root, "m0", &volume).map(drop).map_err(|error| format!("failed: {error}"))
     }
 
     fn umount(&self, is_lazy: bool) -> Result<Duration, String> {
         let flags = if is_lazy { Umount::DETACH } else { Umount::empty() };
         let begun = Instant::now();
         loop {
-            match self.ns.umount(Start::Root, "m0", flags) {
+            match self.ns.umount(Base::Root, "m0", flags) {
                 Ok(()) => return Ok(begun.elapsed()),
                 Err(Error::Busy(_)) => {}
                 Err(error) => return Err(format!("failed: {error}")),

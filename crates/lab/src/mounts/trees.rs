@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use mounts::{Error, Last, Namespace, Propagation, Start, Umount};
+use mounts::{Base, Error, FinalSymlink, Namespace, Propagation, Umount};
 
 use super::names::Names;
 use super::scenario::{CONTAINER, END, LAZY, UMOUNT};
@@ -10,7 +10,7 @@ use super::strategy::Engine;
 use super::subject::Ours;
 use crate::report::Recorder;
 
-const ROOT: Start<'static> = Start::Root;
+const ROOT: Base<'static> = Base::Root;
 const VOLUMES: usize = 50;
 
 fn words(error: Error) -> String {
@@ -54,7 +54,7 @@ fn container(host: &Ours) -> Result<[f64; 3], String> {
     for volume in 0..VOLUMES {
         attach(&container, &format!("m2/m{volume}")).map_err(words)?;
     }
-    container.pivot((ROOT, "m2"), (ROOT, "m2/d")).map_err(words)?;
+    container.pivot_root((ROOT, "m2"), (ROOT, "m2/d")).map_err(words)?;
     let detach = Instant::now();
     container.umount(ROOT, "d", Umount::DETACH).map_err(words)?;
     let lazy = milliseconds(detach);
@@ -121,7 +121,7 @@ pub(super) fn peers(
         ns.umount(ROOT, "m0/d", flags).map_err(words)?;
         recorder.value(scenario, variant, metric, milliseconds(begun));
         super::subject::Subject::settle(&ours);
-        let place = ns.resolve(ROOT, "m3/d", Last::Follow).map_err(words)?.0;
+        let place = ns.resolve(ROOT, "m3/d", FinalSymlink::Follow).map_err(words)?.0;
         if ns.mounted_on(place).is_some() {
             return Err("failed: a copy is left".into());
         }

@@ -7,10 +7,10 @@ use std::time::Instant;
 use anyhow::ensure;
 use sync::{Clock, RealClock};
 use testing::cgroup::Cgroup;
-use writeback::{Admission, CgroupPath, Direction, Request, Throttle};
+use throttle::{CgroupPath, Direction, Request, Throttle};
 
 use super::client::Call;
-use super::world::Place;
+use super::rig::MountDir;
 use crate::report::{Metric, Recorder, Shown};
 
 const ADMIT: Metric = Metric { name: "admit", unit: "ns", shown: Shown::P50, larger_is_better: false };
@@ -43,7 +43,7 @@ pub(super) fn throttle(scenario: &str, cgroups: usize, recorder: &mut Recorder) 
     for _ in 0..20 {
         let begun = Instant::now();
         for chain in chains.iter().cycle().take(ADMISSIONS as usize) {
-            ensure!(throttle.try_admit(chain, &request) == Admission::Now, "the limit is far away");
+            ensure!(throttle.try_admit(chain, &request).is_ok(), "the limit is far away");
         }
         let each = begun.elapsed().as_secs_f64() * 1e9 / f64::from(ADMISSIONS);
         recorder.value(scenario, "boost", ADMIT, each);
@@ -54,7 +54,7 @@ pub(super) fn throttle(scenario: &str, cgroups: usize, recorder: &mut Recorder) 
 /// Microseconds of a synchronous write on a mount, by cgroups among so many that have limits, or
 /// have none.
 pub(super) fn write(
-    place: &Place,
+    dir: &MountDir,
     scenario: &str,
     count: usize,
     is_limited: bool,
@@ -65,17 +65,17 @@ pub(super) fn write(
     let limit = |cgroup: &Cgroup| format!("limit={}:{}", cgroup.path().display(), FAR.replace(' ', ":"));
     let limits: Vec<String> = cgroups.iter().filter(|_| is_limited).map(limit).collect();
     let options = [vec!["cache=256M,dirty_after=1h".to_owned()], limits].concat().join(",");
-    let server = place.mount("mem:size=1G", &options)?;
-    let path = |number: usize| place.mountpoint().join(number.to_string());
+    let server = dir.mount("mem:size=1G", &options)?;
+    let path = |number: usize| dir.mountpoint().join(number.to_string());
     for (number, cgroup) in cgroups.iter().enumerate() {
-        place.time(cgroup, Call::WriteSync, &path(number), 1)?;
+        dir.time(cgroup, Call::WriteSync, &path(number), 1)?;
     }
     for nth in 0..TIMED {
         let number = nth * count / TIMED;
-        for took in place.time(&cgroups[number], Call::WriteSync, &path(number), WRITES)? {
+        for took in dir.time(&cgroups[number], Call::WriteSync, &path(number), WRITES)? {
             recorder.value(scenario, if is_limited { "boost" } else { "unloaded" }, WRITE, took.ms() * 1e3);
         }
     }
-    place.unmount()?;
+    dir.unmount()?;
     server.stop()
 }

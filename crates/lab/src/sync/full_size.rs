@@ -5,7 +5,7 @@ use anyhow::{Context as _, ensure};
 
 use super::client::Call;
 use super::mounted::LIMIT_MIB;
-use super::world::{Place, ROOM_MIB, WRITERS, World};
+use super::rig::{MountDir, ROOM_MIB, Rig, WRITERS};
 use super::{FSYNC, SYNC, SYNCFS};
 use crate::report::Recorder;
 
@@ -37,7 +37,7 @@ pub(super) fn notes() -> Vec<String> {
         ),
         format!(
             "`isolated-own`: syncfs(2) by an isolated cgroup that has {OWN_MIB} MiB dirty itself, beside the {} MiB of `mounted`; `isolated-own-alone`: without these. In turn.",
-            WRITERS * super::world::WRITER_MIB
+            WRITERS * super::rig::WRITER_MIB
         ),
         format!(
             "`own-before-sync`: {FSYNCS} times a write of 4 KiB and fdatasync(2) by a cgroup limited to {LIMIT} a second; `own-after-sync`: the same once {OWED_MIB} MiB of its data were written for another \
@@ -57,74 +57,74 @@ fn setting<'a>(variant: &'a str, limit: &'a str) -> (&'a str, &'a str, bool) {
 }
 
 /// The published experiment.
-pub(super) fn published(place: &Place, variant: &str, recorder: &mut Recorder) -> anyhow::Result<()> {
+pub(super) fn published(dir: &MountDir, variant: &str, recorder: &mut Recorder) -> anyhow::Result<()> {
     let (policy, limit, is_isolated) = setting(variant, LIMIT);
-    let world = World::with_cache(place, policy, limit, (CACHE_MIB * 3 / 4, CACHE_MIB))?;
-    world.set(&world.other, &format!("sync_isolation={}", u8::from(is_isolated)))?;
-    world.fill_with(WRITER_MIB)?;
-    recorder.value("full-size", variant, SYNC, world.once(Call::Sync, "")?.ms());
-    world.rest()?;
-    world.end()
+    let rig = Rig::with_cache(dir, policy, limit, (CACHE_MIB * 3 / 4, CACHE_MIB))?;
+    rig.set(&rig.other, &format!("sync_isolation={}", u8::from(is_isolated)))?;
+    rig.fill_with(WRITER_MIB)?;
+    recorder.value("full-size", variant, SYNC, rig.once(Call::Sync, "")?.ms());
+    rig.rest()?;
+    rig.end()
 }
 
 /// A sync beside writers that do not stop for it.
-pub(super) fn writers_go_on(place: &Place, variant: &str, recorder: &mut Recorder) -> anyhow::Result<()> {
+pub(super) fn writers_go_on(dir: &MountDir, variant: &str, recorder: &mut Recorder) -> anyhow::Result<()> {
     let limit = format!("{LIMIT_MIB}M");
     let (policy, limit, is_isolated) = setting(variant, &limit);
-    let world = World::new(place, policy, limit, GOING_ON_MIB)?;
-    world.set(&world.other, &format!("sync_isolation={}", u8::from(is_isolated)))?;
+    let rig = Rig::new(dir, policy, limit, GOING_ON_MIB)?;
+    rig.set(&rig.other, &format!("sync_isolation={}", u8::from(is_isolated)))?;
     let writers = match variant {
         // Without a limit they never wait for room.
-        "unloaded" => world.write_unlimited("going-on.")?,
-        _ => world.write_without_end("going-on.")?,
+        "unloaded" => rig.write_unlimited("going-on.")?,
+        _ => rig.write_without_end("going-on.")?,
     };
     for _ in 0..3 {
-        let took = world.once(Call::Syncfs, "")?;
+        let took = rig.once(Call::Syncfs, "")?;
         recorder.value("writers-go-on", variant, SYNCFS, took.ms());
     }
     drop(writers);
-    world.rest()?;
-    world.remove("going-on.")?;
-    world.end()
+    rig.rest()?;
+    rig.remove("going-on.")?;
+    rig.end()
 }
 
 /// An isolated caller with data of its own, beside nothing and beside the limited cgroup's, in
 /// turn.
-pub(super) fn isolated_own(place: &Place, rounds: usize, recorder: &mut Recorder) -> anyhow::Result<()> {
-    let world = World::new(place, "boost", &format!("{LIMIT_MIB}M"), ROOM_MIB)?;
-    world.set(&world.other, "sync_isolation=1")?;
+pub(super) fn isolated_own(dir: &MountDir, rounds: usize, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let rig = Rig::new(dir, "boost", &format!("{LIMIT_MIB}M"), ROOM_MIB)?;
+    rig.set(&rig.other, "sync_isolation=1")?;
     for round in 0..=rounds {
         for scenario in ["isolated-own-alone", "isolated-own"] {
             if scenario == "isolated-own" {
-                world.fill()?;
+                rig.fill()?;
             }
-            world.dirty_by_other("own", OWN_MIB)?;
-            let took = world.once(Call::Syncfs, "")?;
-            let left = world.figure("dirty_bytes")?;
+            rig.dirty_by_other("own", OWN_MIB)?;
+            let took = rig.once(Call::Syncfs, "")?;
+            let left = rig.figure("dirty_bytes")?;
             ensure!(left > 0.0 || scenario == "isolated-own-alone", "it has written its neighbour's data");
             // The first is on new files.
             if round > 0 {
                 recorder.value(scenario, "isolated", SYNCFS, took.ms());
             }
-            world.rest()?;
+            rig.rest()?;
         }
     }
-    world.end()
+    rig.end()
 }
 
 /// The limited cgroup's own fsyncs before and after another cgroup's sync of its dirty data.
-pub(super) fn own_fsync(place: &Place, recorder: &mut Recorder) -> anyhow::Result<()> {
-    let world = World::new(place, "boost", LIMIT, ROOM_MIB)?;
+pub(super) fn own_fsync(dir: &MountDir, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let rig = Rig::new(dir, "boost", LIMIT, ROOM_MIB)?;
     let own = |scenario, recorder: &mut Recorder| -> anyhow::Result<()> {
-        let file = place.mountpoint().join("own");
-        let took = place.time(&world.slow, Call::WriteFdatasync, &file, FSYNCS).context(scenario)?;
+        let file = dir.mountpoint().join("own");
+        let took = dir.time(&rig.slow, Call::WriteFdatasync, &file, FSYNCS).context(scenario)?;
         took.iter().for_each(|took| recorder.value(scenario, "boost", FSYNC, took.ms()));
         Ok(())
     };
     own("own-before-sync", recorder)?;
-    world.dirty_by_slow("owed", OWED_MIB)?;
-    let _boosted = world.once(Call::Syncfs, "")?;
+    rig.dirty_by_slow("owed", OWED_MIB)?;
+    let _boosted = rig.once(Call::Syncfs, "")?;
     own("own-after-sync", recorder)?;
-    world.rest()?;
-    world.end()
+    rig.rest()?;
+    rig.end()
 }

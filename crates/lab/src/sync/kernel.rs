@@ -11,7 +11,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use testing::cgroup::Cgroup;
 
 use super::client::Call;
-use super::world::{Place, World};
+use super::rig::{MountDir, Rig};
 use super::{FSYNC, MIB, SYNC, VERB};
 use crate::experiment::Settings;
 use crate::progress::Progress;
@@ -39,42 +39,42 @@ pub(crate) fn run(
     let (slow, other) = Option::zip(Cgroup::make(), Cgroup::make()).context("no cgroup can be made")?;
     let limit = format!("{} wbps={LIMIT}", kernels.number()?);
     fs::write(slow.directory().join("io.max"), limit).context("io.max")?;
-    let settings = Settings { source: Some(stores.place()), ..settings.clone() };
-    let place = Place::new(&settings).map_err(anyhow::Error::msg)?;
+    let settings = Settings { source: Some(stores.dir()), ..settings.clone() };
+    let dir = MountDir::new(&settings).map_err(anyhow::Error::msg)?;
     let limit = LIMIT.to_string();
     for round in 0..ROUNDS {
         progress.step(&format!("sync: round {} of {ROUNDS}", round + 1));
-        kernels.beside(&place, (&slow, &other), recorder)?;
+        kernels.beside(&dir, (&slow, &other), recorder)?;
         for variant in ["default", "isolated"] {
-            let world = World::with_cache(&place, "boost", &limit, (ROOM_MIB, CACHE_MIB))?;
+            let rig = Rig::with_cache(&dir, "boost", &limit, (ROOM_MIB, CACHE_MIB))?;
             if variant == "isolated" {
-                world.set(&world.other, "sync_isolation=1")?;
+                rig.set(&rig.other, "sync_isolation=1")?;
             }
-            ours(&place, &world, variant, recorder)?;
-            world.end()?;
+            ours(&dir, &rig, variant, recorder)?;
+            rig.end()?;
         }
     }
     Ok(notes())
 }
 
 /// A volume of the product's.
-fn ours(place: &Place, world: &World<'_>, variant: &str, recorder: &mut Recorder) -> anyhow::Result<()> {
-    let file = place.mountpoint().join(FILE);
-    world.dirty_by_slow(FILE, DIRTY_MIB)?;
-    let took = world.once(Call::Sync, "")?;
-    let is_written = world.figure("dirty_bytes")? < MIB as f64;
+fn ours(dir: &MountDir, rig: &Rig<'_>, variant: &str, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let file = dir.mountpoint().join(FILE);
+    rig.dirty_by_slow(FILE, DIRTY_MIB)?;
+    let took = rig.once(Call::Sync, "")?;
+    let is_written = rig.figure("dirty_bytes")? < MIB as f64;
     if variant == "default" && !is_written {
         let why = "no wait: this kernel does not tell the mount of a sync(2); the verb does";
         recorder.absent("sync-throttled", variant, SYNC, why);
     } else {
         recorder.value("sync-throttled", variant, SYNC, took.ms());
     }
-    recorder.value("sync-throttled", variant, VERB, world.once(Call::Verb, "")?.ms());
-    for took in place.time(&world.slow, Call::WriteFdatasync, &file, 1)? {
+    recorder.value("sync-throttled", variant, VERB, rig.once(Call::Verb, "")?.ms());
+    for took in dir.time(&rig.slow, Call::WriteFdatasync, &file, 1)? {
         recorder.value("sync-own-after", variant, FSYNC, took.ms());
     }
-    world.rest()?;
-    for took in place.time(&world.other, Call::Sync, &place.mountpoint(), IDLE)? {
+    rig.rest()?;
+    for took in dir.time(&rig.other, Call::Sync, &dir.mountpoint(), IDLE)? {
         recorder.value("sync-idle", variant, SYNC, took.ms());
     }
     Ok(())
@@ -98,12 +98,12 @@ impl Disk {
         let mut command = Command::new("mke2fs");
         command.args(["-q", "-t", "ext4", "-E", "lazy_itable_init=0,lazy_journal_init=0"]).arg(&this.device);
         ensure!(command.stdin(Stdio::null()).status()?.success(), "mke2fs failed");
-        fs::create_dir(this.place())?;
-        mount(&this.device, this.place(), "ext4", MountFlags::empty(), None::<&std::ffi::CStr>)?;
+        fs::create_dir(this.dir())?;
+        mount(&this.device, this.dir(), "ext4", MountFlags::empty(), None::<&std::ffi::CStr>)?;
         Ok(this)
     }
 
-    fn place(&self) -> PathBuf {
+    fn dir(&self) -> PathBuf {
         self.directory.path().join("mnt")
     }
 
@@ -116,23 +116,23 @@ impl Disk {
     /// The kernel's own: the dirty data is in the page cache.
     fn beside(
         &self,
-        place: &Place,
+        dir: &MountDir,
         (slow, other): (&Cgroup, &Cgroup),
         recorder: &mut Recorder,
     ) -> anyhow::Result<()> {
-        let file = self.place().join(FILE);
+        let file = self.dir().join(FILE);
         let mut command = slow.command("dd");
         command.args(["if=/dev/zero", "bs=1M", "conv=notrunc", "status=none"]);
         command.args([format!("count={DIRTY_MIB}"), format!("of={}", file.display())]);
         ensure!(command.stdin(Stdio::null()).status()?.success(), "dd failed");
         ensure!(dirty_kib()? > DIRTY_MIB * 1024 / 2, "what was written is not dirty any more");
-        for took in place.time(other, Call::Sync, &self.place(), 1)? {
+        for took in dir.time(other, Call::Sync, &self.dir(), 1)? {
             recorder.value("sync-throttled", "kernel", SYNC, took.ms());
         }
-        for took in place.time(slow, Call::WriteFdatasync, &file, 1)? {
+        for took in dir.time(slow, Call::WriteFdatasync, &file, 1)? {
             recorder.value("sync-own-after", "kernel", FSYNC, took.ms());
         }
-        for took in place.time(other, Call::Sync, &self.place(), IDLE)? {
+        for took in dir.time(other, Call::Sync, &self.dir(), IDLE)? {
             recorder.value("sync-idle", "kernel", SYNC, took.ms());
         }
         Ok(())
@@ -141,7 +141,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        let _not_mounted = unmount(self.place(), UnmountFlags::DETACH);
+        let _not_mounted = unmount(self.dir(), UnmountFlags::DETACH);
         let _gone_already = Command::new("losetup").arg("--detach").arg(&self.device).status();
     }
 }

@@ -4,7 +4,7 @@
 use anyhow::Context as _;
 
 use super::client::Call;
-use super::world::{Place, ROOM_MIB, WRITER_MIB, WRITERS, World};
+use super::rig::{MountDir, ROOM_MIB, Rig, WRITER_MIB, WRITERS};
 use super::{FSYNC, SYNC, SYNCFS, VERB};
 use crate::report::{Metric, Recorder};
 
@@ -41,61 +41,61 @@ fn metric(call: Call) -> Metric {
 
 /// Syncs beside a fill, each of which finds all of it dirty.
 pub(super) fn run(
-    place: &Place,
+    dir: &MountDir,
     variant: &str,
     is_quick: bool,
     recorder: &mut Recorder,
 ) -> anyhow::Result<()> {
     if variant == "isolated" {
-        return isolated(place, is_quick, recorder);
+        return isolated(dir, is_quick, recorder);
     }
     let (policy, limit) = match variant {
         "unloaded" => ("boost", "max".to_owned()),
         _ => (variant, format!("{LIMIT_MIB}M")),
     };
-    let world = World::new(place, policy, &limit, ROOM_MIB)?;
+    let rig = Rig::new(dir, policy, &limit, ROOM_MIB)?;
     // Once before: the files exist, and the cost of the first use is over.
-    world.fill()?;
-    world.rest()?;
+    rig.fill()?;
+    rig.rest()?;
     let times = if is_quick || variant == "vanilla" { 1 } else { 3 };
     for _ in 0..times {
         for call in [Call::Syncfs, Call::Sync, Call::Verb, Call::Fsync] {
-            world.fill()?;
+            rig.fill()?;
             let name = if call == Call::Fsync { "writer.0.0" } else { "" };
-            let took = world.once(call, name).with_context(|| format!("{variant}: {call:?}"))?;
+            let took = rig.once(call, name).with_context(|| format!("{variant}: {call:?}"))?;
             recorder.value("mounted", variant, metric(call), took.ms());
-            world.rest()?;
+            rig.rest()?;
         }
     }
     if variant == "boost" {
-        world.fill()?;
-        let took = place.time(&world.slow, Call::Syncfs, &place.mountpoint(), 1)?;
+        rig.fill()?;
+        let took = dir.time(&rig.slow, Call::Syncfs, &dir.mountpoint(), 1)?;
         took.iter().for_each(|took| recorder.value("mounted-own", variant, SYNCFS, took.ms()));
     }
-    world.end()
+    rig.end()
 }
 
 /// Calls of an isolated cgroup, in turn beside nothing and beside the limited cgroup's data.
-fn isolated(place: &Place, is_quick: bool, recorder: &mut Recorder) -> anyhow::Result<()> {
-    let world = World::new(place, "boost", &format!("{LIMIT_MIB}M"), ROOM_MIB)?;
-    world.fill()?;
+fn isolated(dir: &MountDir, is_quick: bool, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let rig = Rig::new(dir, "boost", &format!("{LIMIT_MIB}M"), ROOM_MIB)?;
+    rig.fill()?;
     let calls = [(Call::Syncfs, CALLS), (Call::Sync, CALLS), (Call::Verb, VERBS)];
     for _ in 0..if is_quick { 1 } else { 3 } {
         for (is_isolated, variant) in [("0", "boost"), ("1", "isolated")] {
-            world.rest()?;
-            world.set(&world.other, &format!("sync_isolation={is_isolated}"))?;
+            rig.rest()?;
+            rig.set(&rig.other, &format!("sync_isolation={is_isolated}"))?;
             for (call, count) in calls {
-                for took in place.time(&world.other, call, &place.mountpoint(), count)? {
+                for took in dir.time(&rig.other, call, &dir.mountpoint(), count)? {
                     recorder.value("idle", variant, metric(call), took.ms());
                 }
             }
         }
-        world.fill()?;
+        rig.fill()?;
         for (call, count) in calls {
-            for took in place.time(&world.other, call, &place.mountpoint(), count)? {
+            for took in dir.time(&rig.other, call, &dir.mountpoint(), count)? {
                 recorder.value("mounted", "isolated", metric(call), took.ms());
             }
         }
     }
-    world.end()
+    rig.end()
 }

@@ -12,7 +12,7 @@ use anyhow::{Context as _, ensure};
 
 use super::client::Call;
 use super::mounted::LIMIT_MIB;
-use super::world::{LONG, Place, World};
+use super::rig::{LONG, MountDir, Rig};
 use super::{FSYNC, MIB, OF_LIMIT, RATE, THROTTLED_AGAIN};
 use crate::report::Recorder;
 
@@ -66,20 +66,20 @@ pub(super) fn notes() -> Vec<String> {
 
 /// The limited cgroup's average while others sync all the time.
 pub(super) fn of_limit(
-    place: &Place,
+    dir: &MountDir,
     scenario: &str,
     is_quick: bool,
     recorder: &mut Recorder,
 ) -> anyhow::Result<()> {
     let is_whole = scenario == "whole-run";
     let room = if is_whole { SMALL_ROOM_MIB } else { ROOM_MIB };
-    let world = World::new(place, "boost", &format!("{LIMIT_MIB}M"), room)?;
-    let (mut before, mut begun) = (world.on_store()?, Instant::now());
-    let writers = if is_whole { world.begin_writing("busy.")? } else { world.write_without_end("busy.")? };
+    let rig = Rig::new(dir, "boost", &format!("{LIMIT_MIB}M"), room)?;
+    let (mut before, mut begun) = (rig.on_store()?, Instant::now());
+    let writers = if is_whole { rig.begin_writing("busy.")? } else { rig.write_without_end("busy.")? };
     if is_whole {
         // Programs take their time to start: from the first byte on.
         let started = Instant::now();
-        while world.on_store()? == before {
+        while rig.on_store()? == before {
             ensure!(started.elapsed() < LONG, "the writers write nothing");
             begun = Instant::now();
             std::thread::sleep(LOOK);
@@ -87,22 +87,22 @@ pub(super) fn of_limit(
     } else {
         // The dirty data that they may have is written, and owed from now on.
         for _ in 0..3 {
-            begun = world.once(Call::Syncfs, "")?.until;
-            before = world.on_store()?;
+            begun = rig.once(Call::Syncfs, "")?.until;
+            before = rig.on_store()?;
         }
     }
     let mut ended = begun;
     while ended.duration_since(begun) < busy(is_quick) {
         std::thread::sleep(PAUSE);
-        ended = world.once(Call::Syncfs, "")?.until;
+        ended = rig.once(Call::Syncfs, "")?.until;
     }
-    let bytes = world.on_store()? - before;
+    let bytes = rig.on_store()? - before;
     drop(writers);
     let allowed = ended.duration_since(begun).as_secs_f64() * (LIMIT_MIB * MIB) as f64;
     recorder.value(scenario, "boost", OF_LIMIT, bytes as f64 / allowed * 100.0);
-    world.rest()?;
-    world.remove("busy.")?;
-    world.end()
+    rig.rest()?;
+    rig.remove("busy.")?;
+    rig.end()
 }
 
 /// The bytes on the store, with their times.
@@ -131,11 +131,11 @@ impl Seen {
 }
 
 /// The store before, during and after one sync of another cgroup.
-pub(super) fn around(place: &Place, recorder: &mut Recorder) -> anyhow::Result<()> {
-    let world = World::new(place, "boost", &format!("{LIMIT_MIB}M"), ROOM_MIB)?;
-    let writers = world.write_without_end("around.")?;
+pub(super) fn around(dir: &MountDir, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let rig = Rig::new(dir, "boost", &format!("{LIMIT_MIB}M"), ROOM_MIB)?;
+    let writers = rig.write_without_end("around.")?;
     let (stop, stopped) = channel::<()>();
-    let of = &world;
+    let of = &rig;
     let (seen, took) = std::thread::scope(|scope| {
         let looks = scope.spawn(move || {
             let mut seen = Vec::new();
@@ -145,7 +145,7 @@ pub(super) fn around(place: &Place, recorder: &mut Recorder) -> anyhow::Result<(
             anyhow::Ok(Seen(seen))
         });
         std::thread::sleep(BESIDE);
-        let took = world.once(Call::Syncfs, "");
+        let took = rig.once(Call::Syncfs, "");
         std::thread::sleep(5 * BESIDE);
         drop(stop);
         (looks.join(), took)
@@ -161,9 +161,9 @@ pub(super) fn around(place: &Place, recorder: &mut Recorder) -> anyhow::Result<(
     let again = seen.throttled_after(took.until).as_secs_f64() * 1e3;
     recorder.value("after-sync", "boost", THROTTLED_AGAIN, again);
     drop(writers);
-    world.rest()?;
-    world.remove("around.")?;
-    world.end()
+    rig.rest()?;
+    rig.remove("around.")?;
+    rig.end()
 }
 
 /// A writer to the store's directory itself, past the mount, with the rate of the limited cgroup;
@@ -202,17 +202,17 @@ impl Direct {
 
 /// A victim's fsyncs, alone, beside a writer with the same rate to the store itself, and beside the
 /// limited cgroup's queue, in turn.
-pub(super) fn neighbour(place: &Place, rounds: usize, recorder: &mut Recorder) -> anyhow::Result<()> {
-    let world = World::new(place, "boost", NEIGHBOUR, ROOM_MIB)?;
+pub(super) fn neighbour(dir: &MountDir, rounds: usize, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let rig = Rig::new(dir, "boost", NEIGHBOUR, ROOM_MIB)?;
     let victim = || -> anyhow::Result<f64> {
-        let file = place.mountpoint().join("victim");
-        let took = place.time(&world.other, Call::WriteFdatasync, &file, FSYNCS)?;
+        let file = dir.mountpoint().join("victim");
+        let took = dir.time(&rig.other, Call::WriteFdatasync, &file, FSYNCS)?;
         Ok(took.iter().map(|took| took.ms()).sum())
     };
     victim()?;
     for round in 0..rounds {
         recorder.value("neighbour-alone", "boost", FSYNC, victim()?);
-        let beside = place.path("beside");
+        let beside = dir.path("beside");
         let direct = Direct::begin(beside.clone())?;
         std::thread::sleep(BESIDE / 10);
         let took = victim();
@@ -220,14 +220,14 @@ pub(super) fn neighbour(place: &Place, rounds: usize, recorder: &mut Recorder) -
         std::fs::remove_file(beside)?;
         recorder.value("neighbour-store", "boost", FSYNC, took?);
         let name = format!("queue{round}.");
-        let writers = world.write_without_end(&name)?;
+        let writers = rig.write_without_end(&name)?;
         let took = victim()?;
         drop(writers);
         recorder.value("neighbour", "boost", FSYNC, took);
-        world.rest()?;
-        world.remove(&name)?;
+        rig.rest()?;
+        rig.remove(&name)?;
     }
-    world.end()
+    rig.end()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The program under test, in its modes.
 
-use super::place::Place;
+use super::dirs::RunDirs;
 use super::target::{Start, Target};
 use crate::experiment::Settings;
 use anyhow::{Context as _, ensure};
@@ -55,7 +55,7 @@ fn beside() -> anyhow::Result<PathBuf> {
 pub(crate) fn targets(
     variant: &'static str,
     program: &Result<PathBuf, String>,
-    place: &Place,
+    dirs: &RunDirs,
 ) -> [Target; 2] {
     let (options, note) = match variant {
         "writethrough" => {
@@ -68,7 +68,7 @@ pub(crate) fn targets(
         let store = if in_memory { "store=mem" } else { "store=dir" };
         let note = if note.is_empty() { store.to_owned() } else { format!("{note}, {store}") };
         let start = match program {
-            Ok(program) => start(variant, program, &options, in_memory, place)
+            Ok(program) => start(variant, program, &options, in_memory, dirs)
                 .unwrap_or_else(|error| Start::Impossible(format!("cannot mount: {error:#}"))),
             Err(why) => Start::Impossible(why.clone()),
         };
@@ -81,19 +81,19 @@ fn start(
     program: &Path,
     options: &str,
     in_memory: bool,
-    place: &Place,
+    dirs: &RunDirs,
 ) -> anyhow::Result<Start> {
     let name = format!("{variant}-{}", if in_memory { "mem" } else { "dir" });
-    let root = place.mountpoint(&name)?;
+    let root = dirs.mountpoint(&name)?;
     let mut command = Command::new(program);
     command.arg("mount");
     if in_memory {
         command.arg("mem:");
     } else {
-        command.arg(place.store(&name)?);
+        command.arg(dirs.store(&name)?);
     }
     command.arg(&root).args(["-o", options]);
-    Ok(Start::Server { command, root, log: place.scratch().join(format!("{name}.log")) })
+    Ok(Start::Server { command, root, log: dirs.scratch().join(format!("{name}.log")) })
 }
 
 #[cfg(test)]
@@ -117,8 +117,8 @@ mod tests {
 
     #[test]
     fn without_a_program_both_stores_say_why() {
-        let place = Place::new(None).unwrap();
-        for target in targets("default", &Err("not built: no compiler".to_owned()), &place) {
+        let dirs = RunDirs::new(None).unwrap();
+        for target in targets("default", &Err("not built: no compiler".to_owned()), &dirs) {
             assert!(matches!(&target.start, Start::Impossible(why) if why == "not built: no compiler"));
         }
     }

@@ -1,6 +1,6 @@
 //! The peers, each as its users run it, and their requirements here.
 
-use super::place::{self, Kind, Place};
+use super::dirs::{self, Kind, RunDirs};
 use super::target::{Start, Target};
 use crate::null_server;
 use anyhow::{Context as _, bail, ensure};
@@ -10,20 +10,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The null server: this executable itself.
-pub(crate) fn null(place: &Place) -> Target {
+pub(crate) fn null(dirs: &RunDirs) -> Target {
     let start = std::env::current_exe().context("where is this executable?").and_then(|this| {
         let mut command = Command::new(this);
-        let root = place.mountpoint("null")?;
+        let root = dirs.mountpoint("null")?;
         command.arg(null_server::COMMAND).arg(&root);
-        Ok(Start::Server { command, root, log: place.scratch().join("null.log") })
+        Ok(Start::Server { command, root, log: dirs.scratch().join("null.log") })
     });
     let note = "fuser 0.18, 2 threads, cloned descriptors, max_write 1 MiB, data discarded, no spinning";
     Target { stores_data: false, stands_for_memory: true, ..Target::new("null", possible(start), note) }
 }
 
 /// bindfs with threads, otherwise as it comes.
-pub(crate) fn bindfs(place: &Place) -> Target {
-    let start = server(place, "bindfs", find("bindfs"), |command, store, root| {
+pub(crate) fn bindfs(dirs: &RunDirs) -> Target {
+    let start = server(dirs, "bindfs", find("bindfs"), |command, store, root| {
         command.args(["-f", "--multithreaded"]).args([store, root]);
     });
     Target::new("bindfs", start, "")
@@ -31,9 +31,9 @@ pub(crate) fn bindfs(place: &Place) -> Target {
 
 /// rclone over a local directory. Its uploads would begin seconds after a close and run in the
 /// slices of others; they are put off to after the run, which is in its favour.
-pub(crate) fn rclone(place: &Place) -> Target {
-    let cache = place.store("rclone-cache");
-    let start = server(place, "rclone", find("rclone"), |command, store, root| {
+pub(crate) fn rclone(dirs: &RunDirs) -> Target {
+    let cache = dirs.store("rclone-cache");
+    let start = server(dirs, "rclone", find("rclone"), |command, store, root| {
         command.arg("mount").args([store, root]);
         command.args(["--config", "", "--vfs-cache-mode", "writes", "--vfs-write-back", "24h"]);
         if let Ok(cache) = &cache {
@@ -44,40 +44,40 @@ pub(crate) fn rclone(place: &Place) -> Target {
 }
 
 /// libfuse's example, built from the source that distributions ship with its development files.
-pub(crate) fn passthrough_ll(place: &Place) -> Target {
+pub(crate) fn passthrough_ll(dirs: &RunDirs) -> Target {
     let program = match find("passthrough_ll") {
         Ok(program) => Ok(program),
         Err(_) => build_passthrough_ll().map_err(|error| format!("not built: {error:#}")),
     };
-    let start = server(place, "passthrough_ll", program, |command, store, root| {
+    let start = server(dirs, "passthrough_ll", program, |command, store, root| {
         command.args(["-f", "-o"]).arg(format!("source={}", store.display())).arg(root);
     });
     Target::new("passthrough_ll", start, "")
 }
 
 /// ext4 without anything in front of it: a directory where one is at hand, else an image.
-pub(crate) fn ext4(place: &Place) -> Target {
-    if place.kind() == Kind::Ext {
-        return Target::new("ext4", directory(place.store("ext4")), "native");
+pub(crate) fn ext4(dirs: &RunDirs) -> Target {
+    if dirs.kind() == Kind::Ext {
+        return Target::new("ext4", directory(dirs.store("ext4")), "native");
     }
-    if place::kind(place.scratch()) == Kind::Ext {
-        return Target::new("ext4", directory(place.mountpoint("ext4")), "native");
+    if dirs::kind(dirs.scratch()) == Kind::Ext {
+        return Target::new("ext4", directory(dirs.mountpoint("ext4")), "native");
     }
-    let start = place.store("ext4-image").and_then(|directory| {
-        let root = place.mountpoint("ext4")?;
+    let start = dirs.store("ext4-image").and_then(|directory| {
+        let root = dirs.mountpoint("ext4")?;
         Ok(Start::Image { directory, root })
     });
     Target::new("ext4", possible(start), "native, on an image in the directory of the stores")
 }
 
 /// tmpfs without anything in front of it.
-pub(crate) fn tmpfs(place: &Place) -> Target {
+pub(crate) fn tmpfs(dirs: &RunDirs) -> Target {
     const NOTE: &str = "native";
-    if place.kind() == Kind::Tmpfs {
-        return Target::new("tmpfs", directory(place.store("tmpfs")), NOTE);
+    if dirs.kind() == Kind::Tmpfs {
+        return Target::new("tmpfs", directory(dirs.store("tmpfs")), NOTE);
     }
     let none = || Start::Impossible("not at hand: neither --source nor /dev/shm is on tmpfs".to_owned());
-    let start = place.shared_memory("tmpfs").map_or_else(none, directory);
+    let start = dirs.shared_memory("tmpfs").map_or_else(none, directory);
     Target::new("tmpfs", start, NOTE)
 }
 
@@ -90,7 +90,7 @@ fn possible(start: anyhow::Result<Start>) -> Start {
 }
 
 fn server(
-    place: &Place,
+    dirs: &RunDirs,
     name: &str,
     program: Result<PathBuf, String>,
     arguments: impl FnOnce(&mut Command, &Path, &Path),
@@ -99,11 +99,11 @@ fn server(
         Ok(program) => program,
         Err(why) => return Start::Impossible(why),
     };
-    possible(place.store(name).and_then(|store| {
-        let root = place.mountpoint(name)?;
+    possible(dirs.store(name).and_then(|store| {
+        let root = dirs.mountpoint(name)?;
         let mut command = Command::new(program);
         arguments(&mut command, &store, &root);
-        Ok(Start::Server { command, root, log: place.scratch().join(format!("{name}.log")) })
+        Ok(Start::Server { command, root, log: dirs.scratch().join(format!("{name}.log")) })
     }))
 }
 
@@ -222,8 +222,8 @@ mod tests {
     fn a_peer_that_is_not_installed_says_so() {
         let why = find("no-such-program-of-anyone").unwrap_err();
         assert!(why.starts_with("not installed: "), "{why}");
-        let place = Place::new(None).unwrap();
-        let start = server(&place, "peer", Err(why.clone()), |_, _, _| ());
+        let dirs = RunDirs::new(None).unwrap();
+        let start = server(&dirs, "peer", Err(why.clone()), |_, _, _| ());
         assert!(matches!(start, Start::Impossible(said) if said == why));
     }
 

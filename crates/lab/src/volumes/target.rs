@@ -1,6 +1,6 @@
 //! The targets: ours and the peers, each behind a directory in which clients work.
 
-use super::place::Place;
+use super::dirs::RunDirs;
 use super::scenario::Scenario;
 use super::{ours, peers};
 use crate::child::Server;
@@ -208,18 +208,18 @@ fn shown(argument: &OsStr) -> String {
 }
 
 /// The targets of the chosen variants, in the order of the table.
-pub(crate) fn all(settings: &Settings, place: &Place) -> Vec<Target> {
+pub(crate) fn all(settings: &Settings, dirs: &RunDirs) -> Vec<Target> {
     let mut targets = Vec::new();
     let program = ours::program(settings);
     for &variant in &settings.variants {
         match variant {
-            "null" => targets.push(peers::null(place)),
-            "bindfs" => targets.push(peers::bindfs(place)),
-            "rclone" => targets.push(peers::rclone(place)),
-            "passthrough_ll" => targets.push(peers::passthrough_ll(place)),
-            "ext4" => targets.push(peers::ext4(place)),
-            "tmpfs" => targets.push(peers::tmpfs(place)),
-            ours => targets.extend(ours::targets(ours, &program, place)),
+            "null" => targets.push(peers::null(dirs)),
+            "bindfs" => targets.push(peers::bindfs(dirs)),
+            "rclone" => targets.push(peers::rclone(dirs)),
+            "passthrough_ll" => targets.push(peers::passthrough_ll(dirs)),
+            "ext4" => targets.push(peers::ext4(dirs)),
+            "tmpfs" => targets.push(peers::tmpfs(dirs)),
+            ours => targets.extend(ours::targets(ours, &program, dirs)),
         }
     }
     targets

@@ -12,20 +12,20 @@ use crate::protocol::MountLock;
 use crate::superblock::Inode;
 
 /// A tree of mounts, as it is at the moment.
-pub trait View {
+pub trait MountLookup {
     /// A mount that was found.
     type Mount: Copy;
-    /// The mount on this place.
+    /// The mount on this mountpoint.
     fn child(&self, mount: Self::Mount, at: Inode) -> Option<Self::Mount>;
-    /// The place that the mount is on.
+    /// Its mountpoint.
     fn parent(&self, mount: Self::Mount) -> Option<(Self::Mount, Inode)>;
     /// Its root.
     fn root(&self, mount: Self::Mount) -> Inode;
 }
 
-/// A place.
+/// The position of an rcu-walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct At<M> {
+pub struct RcuCursor<M> {
     /// The mount.
     pub mount: M,
     /// The inode there.
@@ -36,20 +36,20 @@ pub struct At<M> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Changed;
 
-/// The place that is seen at a place: the root of the last mount that is on it, or the place
-/// itself.
+/// What is seen at an inode: the root of the last mount that is on it, or the inode itself.
+/// Analogous to Linux's `__follow_mount_rcu`.
 #[inline]
-pub fn cross_down<V: View>(
+pub fn cross_down<V: MountLookup>(
     view: &V,
     lock: &MountLock,
     seq: u64,
-    mut at: At<V::Mount>,
-) -> Result<At<V::Mount>, Changed> {
+    mut at: RcuCursor<V::Mount>,
+) -> Result<RcuCursor<V::Mount>, Changed> {
     loop {
         match view.child(at.mount, at.inode) {
             Some(mount) => {
                 check(lock, seq)?;
-                at = At { mount, inode: view.root(mount) };
+                at = RcuCursor { mount, inode: view.root(mount) };
             }
             None => {
                 if !is_on("mounts-no-recheck-after-miss") {
@@ -61,22 +61,22 @@ pub fn cross_down<V: View>(
     }
 }
 
-/// From the root of a mount to the place that it is on, and so on. The result is the root of a
+/// From the root of a mount to its mountpoint, and so on. The result is the root of a
 /// mount only if that one is on nothing.
 #[inline]
-pub fn cross_up<V: View>(
+pub fn cross_up<V: MountLookup>(
     view: &V,
     lock: &MountLock,
     seq: u64,
-    mut at: At<V::Mount>,
-) -> Result<At<V::Mount>, Changed> {
+    mut at: RcuCursor<V::Mount>,
+) -> Result<RcuCursor<V::Mount>, Changed> {
     while at.inode == view.root(at.mount) {
         let parent = view.parent(at.mount);
         if !is_on("mounts-no-recheck-after-up") {
             check(lock, seq)?;
         }
         match parent {
-            Some((mount, inode)) => at = At { mount, inode },
+            Some((mount, inode)) => at = RcuCursor { mount, inode },
             None => break,
         }
     }

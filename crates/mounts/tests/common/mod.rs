@@ -10,8 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::ThreadId;
 
 use sync::{Condvar, Mutex};
-use watertight_mounts::strategy::Teardown;
-use watertight_mounts::{Entry, Error, Inode, Kind, Namespace, Options, Result, Super, Superblock};
+use watertight_mounts::teardown::Teardown;
+use watertight_mounts::{
+    Error, FoundInode, Inode, Kind, Namespace, Options, Result, Superblock, SuperblockRef,
+};
 
 /// Opens once, for every thread.
 #[derive(Debug, Default)]
@@ -58,7 +60,7 @@ pub(crate) struct Medium {
 
 #[derive(Debug, Default)]
 pub(crate) struct Fs {
-    entries: HashMap<(Inode, OsString), Entry>,
+    entries: HashMap<(Inode, OsString), FoundInode>,
     parents: HashMap<Inode, Inode>,
     links: HashMap<Inode, PathBuf>,
     /// Answers in read sections.
@@ -99,7 +101,7 @@ impl Fs {
                 };
                 let entry = *fs.entries.entry((dir, OsString::from(name))).or_insert_with(|| {
                     last += 1;
-                    Entry { inode: Inode(last), kind }
+                    FoundInode { inode: Inode(last), kind }
                 });
                 fs.parents.insert(entry.inode, dir);
                 if let (Some(target), true) = (target, is_last) {
@@ -142,9 +144,9 @@ impl Fs {
         self
     }
 
-    pub(crate) fn mountable(self) -> (Arc<Self>, Super) {
+    pub(crate) fn mountable(self) -> (Arc<Self>, SuperblockRef) {
         let fs = Arc::new(self);
-        (Arc::clone(&fs), Super::new(fs))
+        (Arc::clone(&fs), SuperblockRef::new(fs))
     }
 
     pub(crate) fn write(&self, value: u32) {
@@ -163,7 +165,7 @@ impl Fs {
         *self.ended_by.lock()
     }
 
-    fn find(&self, dir: Inode, name: &OsStr) -> Result<Entry> {
+    fn find(&self, dir: Inode, name: &OsStr) -> Result<FoundInode> {
         let missing = || Error::NoEntry { name: name.to_string_lossy().into_owned() };
         self.entries.get(&(dir, name.to_owned())).copied().ok_or_else(missing)
     }
@@ -181,7 +183,7 @@ impl Fs {
 }
 
 impl Superblock for Fs {
-    fn lookup(&self, dir: Inode, name: &OsStr) -> Result<Entry> {
+    fn lookup(&self, dir: Inode, name: &OsStr) -> Result<FoundInode> {
         self.use_it();
         if let Some(stop) = &self.in_lookup {
             stop.stop();
@@ -191,7 +193,7 @@ impl Superblock for Fs {
         found
     }
 
-    fn lookup_rcu(&self, dir: Inode, name: &OsStr) -> Option<Result<Entry>> {
+    fn lookup_rcu(&self, dir: Inode, name: &OsStr) -> Option<Result<FoundInode>> {
         self.is_cached.then(|| self.find(dir, name))
     }
 
@@ -247,6 +249,6 @@ pub(crate) fn namespace(paths: &[&str]) -> (Namespace, Arc<Fs>) {
 }
 
 /// A namespace whose mounts are ended in another way than the default.
-pub(crate) fn namespace_ended_by(root: &Super, teardown: Arc<dyn Teardown>) -> Namespace {
+pub(crate) fn namespace_ended_by(root: &SuperblockRef, teardown: Arc<dyn Teardown>) -> Namespace {
     Namespace::with_teardown(root, Options::default(), teardown).unwrap()
 }

@@ -45,7 +45,7 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use sync::atomic::{AtomicUsize, Ordering};
-use sync::{Counter, Mutex};
+use sync::{Mutex, StatCounter};
 
 use super::node::DirNode;
 use super::{Inner, errno, sys};
@@ -127,9 +127,9 @@ pub(crate) struct Unsynced {
     queue: Mutex<Queue>,
     relieving: Mutex<()>,
     bound: usize,
-    pub(crate) data_syncs: Counter,
-    pub(crate) dir_syncs: Counter,
-    pub(crate) relieved: Counter,
+    pub(crate) data_syncs: StatCounter,
+    pub(crate) dir_syncs: StatCounter,
+    pub(crate) relieved: StatCounter,
 }
 
 #[derive(Debug, Default)]
@@ -145,9 +145,9 @@ impl Unsynced {
             queue: Mutex::new(Queue::default()),
             relieving: Mutex::new(()),
             bound: bound.max(8),
-            data_syncs: Counter::default(),
-            dir_syncs: Counter::default(),
-            relieved: Counter::default(),
+            data_syncs: StatCounter::default(),
+            dir_syncs: StatCounter::default(),
+            relieved: StatCounter::default(),
         }
     }
 
@@ -567,5 +567,5 @@ fn parallel<J: Sync>(jobs: &[J], work: impl Fn(&J) + Sync) {
         }
     };
     let helpers = (jobs.len() / 2).min(THREADS).saturating_sub(1);
-    sync::thread::together(helpers, STACK_SIZE, run);
+    sync::thread::run_scoped(helpers, STACK_SIZE, run);
 }

@@ -16,13 +16,12 @@
 //!
 //! Lock order: a shard's lock is a leaf; nothing blocks under it, and other locks are only tried.
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use sync::Mutex;
 use sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use sync::{IdMap, Mutex};
 
 use super::node::DirNode;
 use crate::{Error, ErrorKind, FileType, ObjectId, Result};
@@ -32,26 +31,6 @@ const SHARDS: usize = 64;
 /// Ids from here on are counted up; smaller ones are inode numbers. It is half of the ids that a
 /// front end can tell apart which serves several volumes.
 pub(crate) const COUNTED_FROM: u64 = 1 << 39;
-
-/// Numbers that are already spread well enough, or become so by one multiplication.
-#[derive(Debug, Default)]
-pub(crate) struct NumberHasher(u64);
-
-impl Hasher for NumberHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for &b in bytes {
-            self.write_u64(u64::from(b));
-        }
-    }
-    fn write_u64(&mut self, n: u64) {
-        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
-    }
-}
-
-type NumberMap<V> = HashMap<u64, V, BuildHasherDefault<NumberHasher>>;
 
 #[derive(Debug)]
 struct Known {
@@ -63,12 +42,12 @@ struct Known {
 #[derive(Debug, Default)]
 struct Shard {
     /// By inode number.
-    objects: NumberMap<Known>,
+    objects: IdMap<u64, Known>,
     /// Id to inode number.
-    ids: NumberMap<u64>,
+    ids: IdMap<u64, u64>,
     /// Ids of objects that are gone from the table, with the references that were not given back:
     /// no other object may get them.
-    spent: NumberMap<u64>,
+    spent: IdMap<u64, u64>,
     /// Objects whose descriptors may be put away, those longest unused in front; some may be gone.
     queue: VecDeque<ObjectId>,
 }

@@ -26,7 +26,7 @@ fn two_look() {
     caller.join().unwrap();
     assert_eq!(stall.look(&events), None);
     assert!(stall.count() <= 1, "one call was told of twice");
-    assert!(!stall.is_told(), "it is not under way any more");
+    assert!(!stall.is_reported(), "it is not under way any more");
 }
 
 #[test]

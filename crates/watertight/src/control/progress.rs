@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use crate::control::api::Status;
 use crate::control::client::{CallError, Client};
 use crate::term::console::console;
-use crate::term::logging;
 use crate::term::problem::{Problem, Result};
-use crate::term::units;
+use crate::term::{logging, units};
 
 /// How often a terminal's line is drawn.
 pub const REDRAW: Duration = Duration::from_millis(200);

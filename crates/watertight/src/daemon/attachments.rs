@@ -62,9 +62,9 @@ const LINES_MAX: usize = 10_000;
 /// The volumes that are attached to one mountpoint.
 #[derive(Debug)]
 pub struct Attachments {
-    tree: TreeHandle,
+    pub(super) tree: TreeHandle,
     clones: Clones,
-    session: SessionView,
+    pub(super) session: SessionView,
     root: VolumeInfo,
     runtime_dir: RuntimeDir,
     /// Those of all volumes of this process.
@@ -74,7 +74,7 @@ pub struct Attachments {
     /// Those that ended with data that was not written.
     failed: Mutex<Vec<(String, Ended)>>,
     /// How often ended volumes waited for inodes that were changing their owners, and how long.
-    drains: Mutex<(u64, Duration)>,
+    pub(super) drains: Mutex<(u64, Duration)>,
 }
 
 /// A mountpoint, and the namespace that it shows.
@@ -105,35 +105,24 @@ impl Attachments {
         Arc::new(Self { tree, clones, session, root, runtime_dir, tenants, server, list, failed, drains })
     }
 
-    /// The connection.
-    #[must_use]
-    pub const fn session(&self) -> &SessionView {
-        &self.session
-    }
-
-    /// A volume whose store does not answer holds up no other.
-    pub fn relieve(&self) {
-        self.tree.apply_stall_quota();
-    }
-
     /// The volumes.
     #[must_use]
     pub fn volumes(&self) -> Vec<Arc<Volume>> {
-        self.all().iter().map(|one| Arc::clone(one.volume())).collect()
+        self.all().iter().map(|one| Arc::clone(&one.volume)).collect()
     }
 
     /// Where this volume is, if it is one of them.
     #[must_use]
     pub fn place_of(&self, volume: &Arc<Volume>) -> Option<String> {
         let all = self.all();
-        let one = all.iter().find(|one| Arc::ptr_eq(one.volume(), volume))?;
+        let one = all.iter().find(|one| Arc::ptr_eq(&one.volume, volume))?;
         Some(exact(one.path()))
     }
 
     /// Bytes that the attached volumes have written so far.
     #[must_use]
     pub fn written_bytes(&self) -> u64 {
-        self.all().iter().map(|one| one.volume().status().bytes_written_back).sum()
+        self.all().iter().map(|one| one.volume.status().bytes_written_back).sum()
     }
 
     /// Those that ended badly so far: where, and how.
@@ -142,18 +131,12 @@ impl Attachments {
         self.failed.lock().clone()
     }
 
-    /// How often ended volumes waited for inodes that were changing their owners, and how long.
-    #[must_use]
-    pub fn drains(&self) -> (u64, Duration) {
-        *self.drains.lock()
-    }
-
     /// Ends all of them, and returns when they have ended, except those that were given up and
     /// whose stores do not answer. The end of these is recorded, too.
     pub fn end(&self) {
         self.tree.end();
         let mut left = self.all();
-        left.retain(|one| one.volume().is_given_up());
+        left.retain(|one| one.volume.is_aborted());
         Self::tell_given_up(&left);
     }
 
@@ -283,7 +266,7 @@ impl Attachments {
                 attached.set_place(place);
                 self.list.lock().number(&attached);
                 volume.events().life(Life::Attached, Some(shown));
-                Ok(attached.id().clone())
+                Ok(attached.id.clone())
             }
             Err(error) => {
                 attached.withdraw();
@@ -335,7 +318,7 @@ impl Attachments {
     fn called_at(&self, mountpoint: &Mountpoint, path: &Path) -> String {
         let shown = mountpoint.join(path);
         let known = self.list.lock().known_at(&shown);
-        known.map_or_else(|| exact(&shown), |one| one.volume().name().to_owned())
+        known.map_or_else(|| exact(&shown), |one| one.volume.name().to_owned())
     }
 
     /// Serves `POST /v1/detach`.
@@ -363,7 +346,7 @@ impl Attachments {
                 }
             },
         };
-        if let Some(id) = meant.filter(|id| attached.as_ref().is_none_or(|one| one.id() != *id)) {
+        if let Some(id) = meant.filter(|id| attached.as_ref().is_none_or(|one| one.id != **id)) {
             return Err(self.not_there(&mountpoint, &path, id));
         }
         let holders = match (request.how, &attached, found) {
@@ -379,7 +362,7 @@ impl Attachments {
                 let detach = move || all.detach_gently(&mountpoint, (&path, &found), how, Some(&known));
                 match unless_given_up(one, detach)? {
                     // The answer of its store does not matter any more.
-                    None | Some(Err(_)) if one.volume().is_given_up() => {
+                    None | Some(Err(_)) if one.volume.is_aborted() => {
                         one.wait_given_up();
                         None
                     }
@@ -388,7 +371,7 @@ impl Attachments {
             }
         };
         let ended = attached.as_ref().and_then(|one| one.how_it_ended());
-        let (id, source) = attached.map(|one| (one.id().clone(), one.source().to_owned())).unzip();
+        let (id, source) = attached.map(|one| (one.id.clone(), one.source.clone())).unzip();
         let is_held = holders.is_some();
         Ok(DetachReply {
             id,
@@ -413,7 +396,7 @@ impl Attachments {
         mountpoint.tree.detach_attached(found, Detach::Lazy).map_err(|error| error.to_string())?;
         let is_held = attached.is_some_and(|one| one.how_it_ended().is_none() && !one.is_seen());
         let Some(path) = before.filter(|_| is_held) else { return Ok(None) };
-        let openers = attached.and_then(|one| one.volume().openers()).unwrap_or_default();
+        let openers = attached.and_then(|one| one.volume.openers()).unwrap_or_default();
         let quickly = holders::of_openers(&openers, &self.root.mount, &path);
         Ok(Some(quickly.unwrap_or_else(|| self.holders_at(&path))))
     }
@@ -441,7 +424,7 @@ impl Attachments {
         loop {
             match mountpoint.tree.detach_attached(found, Detach::Sync) {
                 Ok(()) => return Ok(None),
-                Err(TreeError::Tree(mounts::Error::Busy(busy))) if busy.holds > 0 => {
+                Err(TreeError::Tree(mounts::Error::Busy(busy))) if busy.active_refs > 0 => {
                     // The kernel reports a close a little later: files that no process has open any
                     // more are waited for.
                     let holders = self.holders_at(&shown);

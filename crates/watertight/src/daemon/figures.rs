@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use fuse::{SessionView, Transport};
 use store::UnderWay;
-use volume::{DrainReport, LifeState, Volume, WbStatus};
+use volume::{DrainReport, Volume, VolumeState, WbStatus};
 
+use super::volume_info::VolumeInfo;
 use crate::control::api::{
-    CGROUPS_NAMED_MAX, Cgroup, CgroupLimits, Ended, FILES_NAMED_MAX, FileError, LimitRequest, Stalled, State,
-    Status, Unwritten, now_ms,
+    CGROUPS_NAMED_MAX, Cgroup, CgroupLimits, Ended, FILES_NAMED_MAX, FileError, LimitRequest, Limits,
+    Stalled, State, Status, Unwritten, now_ms,
 };
+use crate::host::mountinfo;
 use crate::term::shown::{Name, Words};
 
 impl Status {
@@ -52,20 +54,43 @@ impl Status {
 ///
 /// # Errors
 /// The words that cannot be parsed.
-pub fn limit(volume: &Volume, request: &LimitRequest) -> Result<(), String> {
+pub fn limit(volume: &Volume, request: &LimitRequest) -> Result<Limits, String> {
     let cgroup = request.cgroup.parse().map_err(|error: volume::LimitError| error.to_string())?;
     let change = request.limits.parse().map_err(|error: volume::LimitError| error.to_string())?;
     volume.limit(&cgroup, &change);
-    Ok(())
+    Ok(limits(volume))
 }
 
-/// How requests come, and why not over io_uring.
+/// The limits of cgroups in one volume.
 #[must_use]
-pub fn transport(session: &SessionView) -> (String, Option<String>) {
-    match session.transport() {
-        Transport::Uring => ("io_uring".to_owned(), None),
-        Transport::Readers { reason } => ("dev-fuse".to_owned(), Some(reason)),
+pub fn limits(volume: &Volume) -> Limits {
+    Limits { limits: volume.limits().into_iter().map(cgroup_limits).collect() }
+}
+
+/// The same figures with those of the kernel's mount and of its connection.
+#[must_use]
+pub fn with_mount(of_volume: Status, info: &VolumeInfo, session: &SessionView) -> Status {
+    let (transport, reason) = match session.transport() {
+        Transport::Uring => ("io_uring", None),
+        Transport::Readers { reason } => ("dev-fuse", Some(reason.into())),
+    };
+    Status {
+        device: info.device(),
+        mount_type: mountinfo::kind(&info.mount).into(),
+        mount_type_reason: info.type_reason.clone().map(Words::from),
+        syncfs: Some(session.has_seen_syncfs()),
+        syncfs_callers: Some(session.knows_who_syncs()),
+        transport: transport.into(),
+        transport_reason: reason,
+        mode: info.mode.into(),
+        ..of_volume
     }
+}
+
+/// Emits the last event of a volume, which has emitted it itself unless it was given up.
+pub fn emit_end(volume: &Volume, ended: &Ended) {
+    let given_up = || ended.error.as_ref().map_or("not everything was written", Words::as_str).to_owned();
+    volume.events().end((ended.state != State::Released).then(given_up));
 }
 
 /// How a volume ended, from its own report.
@@ -122,24 +147,24 @@ pub fn unwritten(files: &[volume::Unwritten]) -> Unwritten {
 /// The state of `volume`, whose figures are `figures`. Informs the volume whether it has a path.
 pub(crate) fn state_of(volume: &Volume, figures: &volume::Status, has_a_path: impl Fn() -> bool) -> State {
     match figures.state {
-        LifeState::Active | LifeState::Detached | LifeState::Draining if figures.stalled.is_some() => {
+        VolumeState::Active | VolumeState::Detached | VolumeState::Draining if figures.stalled.is_some() => {
             State::Stalled
         }
-        LifeState::Active | LifeState::Detached if has_a_path() => {
+        VolumeState::Active | VolumeState::Detached if has_a_path() => {
             volume.set_attached();
             State::Active
         }
-        LifeState::Active | LifeState::Detached => {
+        VolumeState::Active | VolumeState::Detached => {
             volume.set_detached();
             State::Detached
         }
-        LifeState::Draining => State::Draining,
-        LifeState::Released => State::Released,
-        LifeState::Failed => State::Failed,
+        VolumeState::Draining => State::Draining,
+        VolumeState::Released => State::Released,
+        VolumeState::Failed => State::Failed,
     }
 }
 
-pub(crate) fn cgroup_limits(of: volume::CgroupLimits) -> CgroupLimits {
+fn cgroup_limits(of: volume::CgroupLimits) -> CgroupLimits {
     let number = |limit: Option<std::num::NonZeroU64>| limit.map(std::num::NonZeroU64::get);
     CgroupLimits {
         cgroup: of.cgroup.to_string().into(),
@@ -169,7 +194,7 @@ mod tests {
     #[test]
     fn of_many_cgroups_those_with_most_inodes_are_told_of() {
         let wb = |number: usize| WbStatus {
-            owner: volume::Owner::ROOT,
+            owner: volume::CgroupId::ROOT,
             path: format!("/{number}").into(),
             is_dying: false,
             owned: number,

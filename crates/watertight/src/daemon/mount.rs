@@ -28,20 +28,16 @@ use crate::control::api::now_ms;
 use crate::control::progress;
 use crate::control::server::Server;
 use crate::host::checks::{self, Source};
-use crate::host::mount_agent;
 use crate::host::mountinfo::{self, Device, SUBTYPE};
 use crate::host::notify::notify;
-use crate::host::privileges;
 use crate::host::signals::{self, StartupPhase};
-use crate::host::unmount;
-use crate::host::utab;
+use crate::host::{mount_agent, privileges, unmount, utab};
 use crate::registry::nested::check_alone;
 use crate::registry::{self, Record, RuntimeDir};
 use crate::term::console::{Colour, console};
-use crate::term::logging;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::{Name, Show as _, exact, in_one_line};
-use crate::term::units;
+use crate::term::{logging, units};
 
 /// Runs the verb.
 ///
@@ -138,22 +134,22 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         }
     };
 
-    mount_agent::try_syncfs(&mounted.info().mount, || mounted.attachments().session().has_seen_syncfs());
-    let utab = utab::Entry::add(&mounted.info().mount, &mounted.info().id);
-    let at = mounted.info().mount.mountpoint.clone();
-    mounted.volume().events().life(Life::Mounted, Some(at));
+    mount_agent::try_syncfs(&mounted.info.mount, || mounted.attachments.session.has_seen_syncfs());
+    let utab = utab::Entry::add(&mounted.info.mount, &mounted.info.id);
+    let at = mounted.info.mount.mountpoint.clone();
+    mounted.volume.events().life(Life::Mounted, Some(at));
     announce(&mounted, in_background);
     if in_background && let Err(problem) = background::detach_output(log) {
         // The mount is up all the same.
         tracing::error!("{problem}");
     }
     drop(step);
-    let _of_the_volume = mounted.volume().span().clone().entered();
+    let _of_the_volume = mounted.volume.span().clone().entered();
     let mut supervisor = Supervisor::new(Arc::clone(&mounted), events, sender);
     let ended = supervisor.run();
     drop(utab);
     supervisor.finish(&ended, registration, server);
-    let closing = volume::give_up::closing() as u64;
+    let closing = volume::abort::closing() as u64;
     if closing > 0 {
         let stores = units::count(closing, "store that was given up", "stores that were given up");
         tracing::warn!(volume = %mountpoint.shown().exact(), "{stores}: files are still being closed, for which this process does not wait");
@@ -291,13 +287,13 @@ fn note(mounted: &MountedVolume, in_background: bool, text: &str) {
     if in_background {
         console().print(&format!("{}{text}", background::NOTE));
     } else {
-        tracing::info!(volume = mounted.volume().name(), "{text}");
+        tracing::info!(volume = mounted.volume.name(), "{text}");
     }
 }
 
 /// Reports that the mount is up: to a person, if the mount goes to the background.
 fn announce(mounted: &MountedVolume, in_background: bool) {
-    let info = mounted.info();
+    let info = &mounted.info;
     let mount = &info.mount;
     let how = format!("{}{}", mountinfo::kind(mount), if info.read_only { ", read-only" } else { "" });
     // All that the kernel does not give, in one line.
@@ -308,7 +304,7 @@ fn announce(mounted: &MountedVolume, in_background: bool) {
             in_one_line(reason)
         ));
     }
-    if !mounted.attachments().session().has_seen_syncfs() {
+    if !mounted.attachments.session.has_seen_syncfs() {
         lacks.push(mount_agent::NO_SYNCFS.to_owned());
     }
     if !lacks.is_empty() {
@@ -320,7 +316,7 @@ fn announce(mounted: &MountedVolume, in_background: bool) {
         if in_background {
             console().print(&format!("{}{note}", background::NOTE));
         } else if logging::has_all() {
-            tracing::warn!(volume = mounted.volume().name(), "{note}");
+            tracing::warn!(volume = mounted.volume.name(), "{note}");
         } else {
             console().say(&console().paint_err(Colour::Yellow, &note));
         }

@@ -17,7 +17,7 @@ use volume::{DrainReport, Volume};
 use super::attachments::Attachments;
 use super::connection::{AtomicConnectionState, ConnectionState};
 use super::event::Event;
-use super::figures::{cgroup_limits, ended_with, limit, micros, state_of, transport};
+use super::figures::{emit_end, ended_with, limit, limits, micros, state_of, with_mount};
 use super::volume_info::VolumeInfo;
 use crate::control::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, How, LeaveReply,
@@ -28,10 +28,10 @@ use crate::control::service::Service;
 use crate::control::volume_id::VolumeId;
 use crate::host::holders::Holders;
 use crate::host::mount_agent::{AgentRequest, call};
-use crate::host::mountinfo::{self, Device, Mount, MountTable};
+use crate::host::mountinfo::{Device, Mount, MountTable};
 use crate::host::process;
 use crate::host::unmount::{self, Outcome};
-use crate::term::shown::{Name, Words};
+use crate::term::shown::Name;
 
 /// The most volumes in one answer.
 const VOLUMES_AT_ONCE: usize = 512;
@@ -39,9 +39,12 @@ const VOLUMES_AT_ONCE: usize = 512;
 /// A mounted volume.
 #[derive(Debug)]
 pub struct MountedVolume {
-    info: VolumeInfo,
-    volume: Arc<Volume>,
-    attachments: Arc<Attachments>,
+    /// What does not change.
+    pub info: VolumeInfo,
+    /// The volume.
+    pub volume: Arc<Volume>,
+    /// The volumes that are attached to its mountpoint.
+    pub attachments: Arc<Attachments>,
     events: Sender<Event>,
     ended: watch::Sender<Option<Ended>>,
     connection: Arc<AtomicConnectionState>,
@@ -60,29 +63,9 @@ impl MountedVolume {
         Self { info, volume, attachments, events, ended: watch::Sender::new(None), connection }
     }
 
-    /// The part that does not change.
-    #[must_use]
-    pub const fn info(&self) -> &VolumeInfo {
-        &self.info
-    }
-
-    /// The volume.
-    #[must_use]
-    pub const fn volume(&self) -> &Arc<Volume> {
-        &self.volume
-    }
-
-    /// The volumes that are attached to its mountpoint.
-    #[must_use]
-    pub const fn attachments(&self) -> &Arc<Attachments> {
-        &self.attachments
-    }
-
     /// Reports to all waiting clients how the volume ended.
     pub fn end(&self, ended: Ended) {
-        // The volume has emitted that event itself, unless it was given up.
-        let given_up = || ended.error.as_ref().map_or("not everything was written", Words::as_str).to_owned();
-        self.volume.events().end((ended.state != State::Released).then(given_up));
+        emit_end(&self.volume, &ended);
         self.ended.send_replace(Some(ended));
     }
 
@@ -133,7 +116,7 @@ impl MountedVolume {
     }
 
     fn requests(&self) -> Requests {
-        let session = self.attachments.session();
+        let session = &self.attachments.session;
         let stats = session.stats();
         Requests {
             by_kind: stats.requests.iter().map(|(op, n)| (op.name().to_ascii_lowercase(), *n)).collect(),
@@ -160,24 +143,15 @@ impl Service for MountedVolume {
     fn status(&self) -> Status {
         let volume = self.volume.status();
         let info = &self.info;
-        let session = self.attachments.session();
-        let (transport, transport_reason) = transport(session);
-        let (drains, drain_time) = self.attachments().drains();
-        let of_volume = Status::of_volume(&self.volume, &volume);
+        let session = &self.attachments.session;
+        let (drains, drain_time) = *self.attachments.drains.lock();
+        let of_volume = with_mount(Status::of_volume(&self.volume, &volume), info, session);
         Status {
             id: info.id.clone(),
             source: info.source.clone().into(),
             mountpoint: Name::of(&info.mount.mountpoint),
             clones: self.attachments.clones(),
-            device: Device::of(&info.mount),
             state: self.state(&volume),
-            mount_type: mountinfo::kind(&info.mount).into(),
-            mount_type_reason: info.type_reason.clone().map(Words::from),
-            syncfs: Some(session.has_seen_syncfs()),
-            syncfs_callers: Some(session.knows_who_syncs()),
-            transport: transport.into(),
-            transport_reason: transport_reason.map(Words::from),
-            mode: info.mode.into(),
             read_only: self.is_read_only(),
             privileges: info.privileges(),
             started_ms: info.started_ms,
@@ -205,12 +179,11 @@ impl Service for MountedVolume {
     }
 
     fn limits(&self) -> Limits {
-        Limits { limits: self.volume.limits().into_iter().map(cgroup_limits).collect() }
+        limits(&self.volume)
     }
 
     fn limit(&self, request: LimitRequest) -> Result<Limits, String> {
-        limit(&self.volume, &request)?;
-        Ok(self.limits())
+        limit(&self.volume, &request)
     }
 
     fn attach(&self, request: AttachRequest) -> Result<AttachReply, String> {

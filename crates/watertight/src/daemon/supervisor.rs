@@ -18,12 +18,12 @@
 //! their answer; the process leaves.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use volume::give_up::CALLS;
-use volume::{DrainReport, LifeState};
+use volume::abort::CALLS;
+use volume::{DrainReport, VolumeState};
 
 use super::event::Event;
 use super::figures::ended_with;
@@ -34,8 +34,8 @@ use crate::control::progress::{Progress, REDRAW, Rate};
 use crate::control::server::Server;
 use crate::control::service::Service;
 use crate::host::mount_agent::{AgentRequest, call};
-use crate::host::notify;
 use crate::host::unmount::Outcome;
+use crate::host::{notify, spawn_for_result};
 use crate::registry::Registration;
 use crate::term::console::{Colour, console};
 use crate::term::problem::{Problem, Result};
@@ -127,7 +127,7 @@ impl Supervisor {
     /// The last steps: the record, the waiting clients, the socket.
     pub fn finish(self, ended: &Ended, mut registration: Registration, server: Server) {
         if let Err(problem) = registration.finish(ended.clone()) {
-            let volume = self.mounted.volume().name();
+            let volume = self.mounted.volume.name();
             tracing::error!(volume, %problem, "how the volume ended could not be written down");
         }
         self.mounted.end(ended.clone());
@@ -139,7 +139,7 @@ impl Supervisor {
     fn poll_interval(&self) -> Duration {
         let often = if console().is_terminal() { REDRAW } else { LOOK };
         let Some((_, since)) = self.idle_since else { return often };
-        let deadline = since + self.mounted.info().drain_timeout;
+        let deadline = since + self.mounted.info.drain_timeout;
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() { often } else { often.min(left) }
     }
@@ -174,7 +174,7 @@ impl Supervisor {
             1 => {
                 let path = left.mountpoint.clone();
                 say(
-                    self.mounted.volume().name(),
+                    self.mounted.volume.name(),
                     Colour::Yellow,
                     &format!("{name}: unmounting {path}, {} to be written", left.unwritten()),
                 );
@@ -186,7 +186,7 @@ impl Supervisor {
             2 => {
                 let still =
                     format!("{name}: still writing, {} left; once more to give it up", left.unwritten());
-                say(self.mounted.volume().name(), Colour::Yellow, &still);
+                say(self.mounted.volume.name(), Colour::Yellow, &still);
                 None
             }
             _ => Some(self.give_up(&format!("after {} signals", self.signals))),
@@ -197,10 +197,9 @@ impl Supervisor {
     fn unmount(&self) {
         let mounted = Arc::clone(&self.mounted);
         self.spawn("unmount", move || {
-            let _step =
-                tracing::info_span!("unmount", volume = mounted.volume().name(), id = %mounted.info().id)
-                    .entered();
-            if let Err(error) = mounted.attachments().leave_all() {
+            let _step = tracing::info_span!("unmount", volume = mounted.volume.name(), id = %mounted.info.id)
+                .entered();
+            if let Err(error) = mounted.attachments.leave_all() {
                 tracing::error!("a second mountpoint cannot be unmounted: {error}");
             }
             let gone = mounted.mounts().is_empty();
@@ -216,16 +215,16 @@ impl Supervisor {
         match result {
             Ok(Outcome::Gone) => self.drain(),
             Ok(Outcome::Held(holders)) => {
-                let path = self.mounted.info().mount.mountpoint.shown();
+                let path = self.mounted.info.mount.mountpoint.shown();
                 let holders = holders.lines().join("\n  ");
                 let then = "its path goes now; its data is written, then it is gone for them too";
                 let text = format!("{path} is held by\n  {holders}\n{then}");
-                say(self.mounted.volume().name(), Colour::Yellow, &text);
+                say(self.mounted.volume.name(), Colour::Yellow, &text);
                 self.held = true;
                 self.detach(true);
             }
             Err(problem) => {
-                tracing::error!(volume = self.mounted.volume().name(), "{problem}");
+                tracing::error!(volume = self.mounted.volume.name(), "{problem}");
                 self.held = true;
                 self.drain();
             }
@@ -241,7 +240,7 @@ impl Supervisor {
         let mounted = Arc::clone(&self.mounted);
         // If the holder lets go meanwhile, this waits for the drain.
         self.spawn("detach", move || {
-            let (volume, id) = (mounted.volume().name(), &mounted.info().id);
+            let (volume, id) = (mounted.volume.name(), &mounted.info.id);
             let _step = tracing::info_span!("detach", volume, %id, flush).entered();
             if flush && let Err(problem) = flush_unless_stalled(&mounted) {
                 tracing::warn!(%problem, "what the kernel holds of files that are open may be lost");
@@ -262,16 +261,16 @@ impl Supervisor {
             self.spawn("drain", move || {
                 // Beside each other: one store that hangs holds up its own volume only.
                 thread::scope(|scope| {
-                    scope.spawn(|| mounted.attachments().end());
-                    mounted.volume().shutdown();
+                    scope.spawn(|| mounted.attachments.end());
+                    mounted.volume.shutdown();
                 });
-                Event::Drained(mounted.volume().shutdown())
+                Event::Drained(mounted.volume.shutdown())
             });
         }
     }
 
     fn on_drained(&mut self, report: &DrainReport) -> Ended {
-        let (volume, id) = (self.mounted.volume().name(), &self.mounted.info().id);
+        let (volume, id) = (self.mounted.volume.name(), &self.mounted.info.id);
         let _step = tracing::info_span!("end", volume, %id).entered();
         let ended = self.with_attached(ended_with(report));
         let Ended { switch_drain_us, switched_inodes, .. } = ended;
@@ -296,7 +295,7 @@ impl Supervisor {
 
     /// Attached volumes have ended, too; their lost data is part of this end.
     fn with_attached(&self, mut ended: Ended) -> Ended {
-        let failed = self.mounted.attachments().failed();
+        let failed = self.mounted.attachments.failed();
         let mut whys = Vec::new();
         for (path, other) in failed {
             ended.state = State::Failed;
@@ -323,11 +322,11 @@ impl Supervisor {
 
     /// Aborts everything; returns how it ended, with the data not written by now.
     fn give_up(&mut self, why: &str) -> Ended {
-        let volume = Arc::clone(self.mounted.volume());
+        let volume = Arc::clone(&self.mounted.volume);
         let _step =
-            tracing::info_span!("force", volume = volume.name(), id = %self.mounted.info().id, why).entered();
-        volume.force();
-        self.mounted.attachments().force();
+            tracing::info_span!("force", volume = volume.name(), id = %self.mounted.info.id, why).entered();
+        volume.abort();
+        self.mounted.attachments.force();
         let mounted = Arc::clone(&self.mounted);
         let step = tracing::Span::current();
         self.spawn("give up", move || {
@@ -363,8 +362,8 @@ impl Supervisor {
         let mut ended = match report {
             Some(report) => ended_with(&report),
             None => {
-                self.mounted.attachments().give_up_hanging();
-                ended_with(&volume.report().unwrap_or_else(|| volume.report_given_up()))
+                self.mounted.attachments.give_up_hanging();
+                ended_with(&volume.report().unwrap_or_else(|| volume.abort_report()))
             }
         };
         ended = self.with_attached(ended);
@@ -378,23 +377,23 @@ impl Supervisor {
     /// Whether every volume that has not ended hangs, since before it was given up: none of them is
     /// to be waited for.
     fn is_left_to_its_stores(&self, begun: Instant) -> bool {
-        let own = self.mounted.volume();
+        let own = &self.mounted.volume;
         (own.report().is_some() || own.is_left_to_its_store(begun))
-            && self.mounted.attachments().are_left_to_their_stores(begun)
+            && self.mounted.attachments.are_left_to_their_stores(begun)
     }
 
     /// How long after `begun` the supervisor waits for volumes that were given up then. Calls under
     /// way get a moment: their written data is not lost.
     fn patience(&self, begun: Instant) -> Duration {
         let hangs =
-            self.mounted.volume().has_call_since(begun) || self.mounted.attachments().has_call_since(begun);
+            self.mounted.volume.has_call_since(begun) || self.mounted.attachments.has_call_since(begun);
         if hangs { CALLS } else { GIVE_UP }
     }
 
     /// How long nothing may be written: less where nothing is left but stores that have not
     /// answered for half of that time.
     fn deadline(&self, now: Instant) -> Duration {
-        let timeout = self.mounted.info().drain_timeout;
+        let timeout = self.mounted.info.drain_timeout;
         let is_any_at_work = now.checked_sub(timeout / 2).is_none_or(|then| self.is_any_at_work(then));
         if is_any_at_work { timeout + ANSWER } else { timeout }
     }
@@ -403,16 +402,16 @@ impl Supervisor {
     /// or has had none. The mountpoint's own volume may have nothing left to do: it ends after the
     /// attached ones.
     fn is_any_at_work(&self, then: Instant) -> bool {
-        let own = self.mounted.volume();
+        let own = &self.mounted.volume;
         let has_work = || own.has_call_since(Instant::now()) || own.status().dirty_bytes > 0;
         let is_own = own.report().is_none() && !own.has_call_since(then) && has_work();
-        is_own || self.mounted.attachments().is_any_at_work(then)
+        is_own || self.mounted.attachments.is_any_at_work(then)
     }
 
     /// Bytes that all volumes have written so far.
     fn written(&self) -> u64 {
-        let own = self.mounted.volume().status().bytes_written_back;
-        own.saturating_add(self.mounted.attachments().written_bytes())
+        let own = self.mounted.volume.status().bytes_written_back;
+        own.saturating_add(self.mounted.attachments.written_bytes())
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce() -> Event + Send + 'static) {
@@ -421,7 +420,7 @@ impl Supervisor {
             let _supervisor_has_left = sender.send(work());
         });
         if let Err(error) = spawned {
-            tracing::error!(volume = self.mounted.volume().name(), %error, name, "no thread");
+            tracing::error!(volume = self.mounted.volume.name(), %error, name, "no thread");
             let _own_queue = self.sender.send(Event::GiveUp(format!("for want of a thread: {error}")));
         }
     }
@@ -430,22 +429,23 @@ impl Supervisor {
     /// that for ever.
     fn poll(&mut self) -> Option<Ended> {
         let status = self.mounted.status();
-        let (own, attachments) = (self.mounted.volume(), self.mounted.attachments());
+        let (own, attachments) = (&self.mounted.volume, &self.mounted.attachments);
         let place = |volume: &Arc<_>| {
             attachments.place_of(volume).unwrap_or_else(|| status.mountpoint.as_str().to_owned())
         };
         self.stalls.look(std::iter::once(Arc::clone(own)).chain(attachments.volumes()), place);
-        attachments.relieve();
+        // A volume whose store does not answer holds up no other.
+        attachments.tree.apply_stall_quota();
         let now = Instant::now();
         let ending =
-            self.signals > 0 || self.draining || self.mounted.volume().status().state == LifeState::Draining;
+            self.signals > 0 || self.draining || self.mounted.volume.status().state == VolumeState::Draining;
         if !ending {
             if console().is_terminal() {
                 console().status(&self.rates.line(now, &status));
             }
             return None;
         }
-        let volume = || Some(self.mounted.volume().name().to_owned());
+        let volume = || Some(self.mounted.volume.name().to_owned());
         let what = || Progress::new(format!("unmounting {}", status.mountpoint), volume());
         if self.progress.get_or_insert_with(what).update(now, &status) {
             notify::more_time(ANSWER + LOOK);
@@ -459,7 +459,7 @@ impl Supervisor {
             // hang, of all volumes together.
             return Some(self.give_up(&format!(
                 "after {} in which nothing could be written",
-                units::duration(self.mounted.info().drain_timeout)
+                units::duration(self.mounted.info.drain_timeout)
             )));
         }
         None
@@ -470,25 +470,20 @@ impl Supervisor {
 /// all of them at once: where the store of one has not answered for half of the drain's deadline,
 /// the others are ended without it.
 fn flush_unless_stalled(mounted: &Arc<MountedVolume>) -> Result<()> {
-    let (told, done) = channel();
     let mount = mounted.mount_now();
-    let flush = move || drop(told.send(call(AgentRequest::Flush, &mount)));
-    thread::Builder::new()
-        .name("flush".to_owned())
-        .spawn(flush)
+    let done = spawn_for_result("flush", move || call(AgentRequest::Flush, &mount))
         .map_err(|error| Problem::failure(format!("no thread: {error}")))?;
-    let half = mounted.info().drain_timeout / 2;
+    let half = mounted.info.drain_timeout / 2;
     loop {
         match done.recv_timeout(FLUSH_LOOK) {
             // The error may be that of a volume that a sync leaves out. The kernel has handed its
             // data over, and its own end reports that data.
-            Ok(Err(_)) if mounted.attachments().is_any_stalled() => return Ok(()),
+            Ok(Err(_)) if mounted.attachments.is_any_stalled() => return Ok(()),
             Ok(flushed) => return flushed.map(drop),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(Problem::failure("it could not be asked")),
         }
-        let hangs =
-            |then| mounted.volume().has_call_since(then) || mounted.attachments().has_call_since(then);
+        let hangs = |then| mounted.volume.has_call_since(then) || mounted.attachments.has_call_since(then);
         if Instant::now().checked_sub(half).is_some_and(hangs) {
             return Err(Problem::failure("the store of one volume does not answer"));
         }

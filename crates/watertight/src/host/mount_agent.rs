@@ -33,8 +33,8 @@ use serde::{Deserialize, Serialize};
 use sync::Mutex;
 
 use crate::host::mountinfo::{self, Mount, MountTable};
-use crate::host::signals;
 use crate::host::unmount::{self, Outcome};
+use crate::host::{signals, spawn_for_result};
 use crate::term::console::console;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::Show as _;
@@ -127,20 +127,15 @@ pub fn call(what: AgentRequest, mount: &Mount) -> Result<Outcome> {
 /// passes it on. Returns when the call does: until then the mount is busy. Of a store that hangs it
 /// does not; then it returns a moment after the session `has_seen` it.
 pub fn try_syncfs(mount: &Mount, has_seen: impl Fn() -> bool) {
-    let (sender, receiver) = channel();
     let mount = mount.clone();
-    let call = move || {
-        let outcome = call(AgentRequest::Flush, &mount);
-        let _nobody_waits_any_more = sender.send(outcome);
-    };
-    match thread::Builder::new().name("try-syncfs".to_owned()).spawn(call) {
-        Ok(_) => {
+    match spawn_for_result("try-syncfs", move || call(AgentRequest::Flush, &mount)) {
+        Ok(outcome) => {
             let mut until = Instant::now() + SYNCFS_TRIED;
             while Instant::now() < until {
                 if has_seen() {
                     until = until.min(Instant::now() + SYNCFS_ANSWERED);
                 }
-                match receiver.recv_timeout(SYNCFS_LOOKED_FOR) {
+                match outcome.recv_timeout(SYNCFS_LOOKED_FOR) {
                     Err(RecvTimeoutError::Timeout) => continue,
                     Ok(Err(problem)) => tracing::debug!(%problem, "the first syncfs(2) failed"),
                     Ok(Ok(_)) | Err(RecvTimeoutError::Disconnected) => {}

@@ -7,15 +7,13 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
-use std::sync::mpsc::channel;
-use std::thread;
 use std::time::Duration;
 
 use crate::control::api::Status;
 use crate::control::client::{CallError, Client};
 use crate::control::volume_id::VolumeId;
-use crate::host::checks;
 use crate::host::mountinfo::{self, Device, Mount, MountTable};
+use crate::host::{checks, spawn_for_result};
 use crate::registry::{Found, Record, RuntimeDir};
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::{Name, Show as _, Shown, exact};
@@ -348,14 +346,12 @@ fn absolute(name: &OsStr) -> Option<PathBuf> {
 /// A path with its directories resolved, and whether that was done in time: if not, the path is as
 /// it was.
 fn look_at(path: PathBuf) -> (Option<PathBuf>, bool) {
-    let (tell, told) = channel();
     let same = path.clone();
     // Not waited for: it may hang as long as that server does.
-    let look = thread::Builder::new().name("path".to_owned());
-    if look.spawn(move || tell.send(resolved(&same))).is_err() {
-        return (resolved(&path), true);
+    match spawn_for_result("path", move || resolved(&same)) {
+        Ok(found) => found.recv_timeout(SERVER).map_or((Some(path), false), |path| (path, true)),
+        Err(_) => (resolved(&path), true),
     }
-    told.recv_timeout(SERVER).map_or((Some(path), false), |path| (path, true))
 }
 
 fn resolved(absolute: &Path) -> Option<PathBuf> {

@@ -13,8 +13,7 @@ use crate::control::api::{AttachRequest, DetachReply, DetachRequest, How, MoveRe
 use crate::control::client::CallError;
 use crate::control::progress;
 use crate::control::volume_id::VolumeId;
-use crate::host::checks;
-use crate::host::process;
+use crate::host::{checks, process};
 use crate::registry::target::{self, Volume};
 use crate::term::console::console;
 use crate::term::problem::{Problem, Result};

@@ -7,12 +7,11 @@
 //!
 //! Exit codes are those of mount(8): 1 for a wrong call, 32 for a failure.
 
+mod call;
 mod install;
 mod remount;
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -20,104 +19,22 @@ use clap::Parser;
 use crate::cli::opts;
 use crate::cli::{self, UmountArgs, Users};
 use crate::daemon::background;
-use crate::host::checks;
-use crate::host::mountinfo;
+use crate::host::{checks, mountinfo};
 use crate::registry::target::{self, Target};
 use crate::term::console::console;
 use crate::term::logging::{self, LogFormat};
 use crate::term::problem::{Exit, Problem, Result};
 use crate::term::shown::Show as _;
 use crate::verbs::umount;
+use call::{MountCall, UmountCall, is_fstab_only};
 
+pub use call::Helper;
 pub use install::{NAMES, run as install};
 
 /// The exit code of mount(8) and umount(8) for a wrong call.
 const WRONG: u8 = 1;
 /// Their exit code for a failure.
 const FAILED: u8 = 32;
-
-/// Which helper this process is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Helper {
-    /// mount(8)'s.
-    Mount,
-    /// umount(8)'s.
-    Umount,
-}
-
-impl Helper {
-    /// The helper that is meant by the name that the program was started by.
-    #[must_use]
-    pub fn named(program: &OsStr) -> Option<Self> {
-        let name = Path::new(program).file_name()?.to_str()?;
-        let (verb, kind) = name.split_once('.')?;
-        match (verb, kind) {
-            ("mount", "fuse.watertight" | "fuseblk.watertight") => Some(Self::Mount),
-            ("umount", "fuse.watertight" | "fuseblk.watertight") => Some(Self::Umount),
-            _ => None,
-        }
-    }
-}
-
-/// Mount a store: called by mount(8).
-#[derive(Debug, Parser)]
-#[command(name = "mount.fuse.watertight", version)]
-struct MountCall {
-    /// The store.
-    source: String,
-    /// Where to.
-    mountpoint: PathBuf,
-    /// Options, separated by commas, those of fstab among them.
-    #[arg(short = 'o', value_name = "OPTIONS")]
-    options: Vec<String>,
-    /// Do all but mounting.
-    #[arg(short = 'f')]
-    fake: bool,
-    /// Leave out options that do not exist.
-    #[arg(short = 's')]
-    sloppy: bool,
-    /// Say what is done.
-    #[arg(short = 'v')]
-    verbose: bool,
-    /// Nothing: there is no table of mounts to keep.
-    #[arg(short = 'n')]
-    no_table: bool,
-    /// The type, as fstab has it.
-    #[arg(short = 't', value_name = "TYPE")]
-    fstype: Option<String>,
-    /// A mount namespace, which mount(8) has entered already.
-    #[arg(short = 'N', value_name = "NAMESPACE")]
-    namespace: Option<OsString>,
-}
-
-/// Unmount: called by umount(8).
-#[derive(Debug, Parser)]
-#[command(name = "umount.fuse.watertight", version)]
-struct UmountCall {
-    /// The mountpoint.
-    path: OsString,
-    /// Take the path away although it is held.
-    #[arg(short = 'l')]
-    lazy: bool,
-    /// Give up at once what is not written.
-    #[arg(short = 'f')]
-    force: bool,
-    /// Nothing: there is no table of mounts to keep.
-    #[arg(short = 'n')]
-    no_table: bool,
-    /// Nothing: a volume that cannot be unmounted stays as it is.
-    #[arg(short = 'r')]
-    read_only: bool,
-    /// Say what is done.
-    #[arg(short = 'v')]
-    verbose: bool,
-    /// The type.
-    #[arg(short = 't', value_name = "TYPE")]
-    fstype: Option<String>,
-    /// A mount namespace, which umount(8) has entered already.
-    #[arg(short = 'N', value_name = "NAMESPACE")]
-    namespace: Option<OsString>,
-}
 
 /// Runs as a helper, with the process's own arguments.
 #[must_use]
@@ -211,47 +128,6 @@ fn options(lists: &[String], sloppy: bool) -> Result<String> {
     Ok(left.join(","))
 }
 
-/// Whether an option of fstab is for another program: mount(8) itself, systemd, other readers of
-/// the table.
-fn is_fstab_only(option: &str) -> bool {
-    const NAMES: [&str; 27] = [
-        // mount(8) passes `rw` by default; the verb's `rw` would refuse a store that is read-only.
-        "rw",
-        "auto",
-        "noauto",
-        "user",
-        "nouser",
-        "users",
-        "nousers",
-        "owner",
-        "noowner",
-        "group",
-        "nogroup",
-        "_netdev",
-        "nofail",
-        "relatime",
-        "norelatime",
-        "strictatime",
-        "nostrictatime",
-        // A volume keeps the access times that its store keeps, and the kernel keeps none.
-        "nodiratime",
-        "diratime",
-        "lazytime",
-        "nolazytime",
-        // Options of the kernel's own file systems, or that a volume implies.
-        "async",
-        "nomand",
-        "iversion",
-        "noiversion",
-        "silent",
-        "loud",
-    ];
-    let name = option.split_once('=').map_or(option, |(name, _)| name);
-    NAMES.contains(&name)
-        || matches!(name, "comment" | "helper" | "uhelper")
-        || name.to_ascii_lowercase().starts_with("x-")
-}
-
 fn umount(call: UmountCall) -> Result<ExitCode> {
     quiet_unless(call.verbose);
     let (lazy, users) = (call.lazy && !call.force, Users::default());
@@ -259,13 +135,10 @@ fn umount(call: UmountCall) -> Result<ExitCode> {
     umount::of_another_user(&args).unwrap_or_else(|| umount::run(&args)).map(|()| ExitCode::SUCCESS)
 }
 
-/// Whether `path` is one that mount(8) may look for helpers in.
-fn is_absolute(path: &Path) -> bool {
-    path.as_os_str().as_bytes().starts_with(b"/")
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
     use super::*;
 
     #[test]

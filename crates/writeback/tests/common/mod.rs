@@ -10,18 +10,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use cgroups::CgroupId;
 use sync::{Clock, ManualClock};
-use writeback::{Bdi, BdiOptions, Budget, Discipline, Grace, Inode, Link, Outcome, Owner, Switcher};
+use writeback::{Bdi, BdiOptions, Budget, Domain, DrainStrategy, Inode, InodeWb, Outcome, Switcher};
 
-pub(crate) const A: Owner = Owner(1);
-pub(crate) const B: Owner = Owner(2);
+pub(crate) const A: CgroupId = CgroupId(1);
+pub(crate) const B: CgroupId = CgroupId(2);
 /// A child of `A`.
-pub(crate) const CHILD: Owner = Owner(3);
+pub(crate) const CHILD: CgroupId = CgroupId(3);
 
 /// An inode; it panics if it exists when its superblock does not.
 #[derive(Debug, Default)]
 pub(crate) struct File {
-    link: Link<Self>,
+    inode_wb: InodeWb<Self>,
     is_gone: Arc<AtomicBool>,
     at_end: AtEnd,
 }
@@ -47,8 +48,8 @@ impl Inode for File {
         Outcome::Clean
     }
 
-    fn link(&self) -> &Link<Self> {
-        &self.link
+    fn inode_wb(&self) -> &InodeWb<Self> {
+        &self.inode_wb
     }
 }
 
@@ -65,26 +66,26 @@ impl Drop for File {
 
 /// A device with a superblock.
 pub(crate) struct Rig {
-    pub(crate) switcher: Arc<Switcher<File>>,
+    pub(crate) switcher: Arc<Switcher>,
     pub(crate) bdi: Arc<Bdi<File>>,
     pub(crate) clock: Arc<ManualClock>,
     is_gone: Arc<AtomicBool>,
 }
 
 impl Rig {
-    pub(crate) fn new(discipline: impl Discipline) -> Self {
-        let switcher = Arc::new(Switcher::new(Grace::default(), Box::new(discipline)));
-        switcher.cgroups().add(A, Owner::ROOT);
-        switcher.cgroups().add(B, Owner::ROOT);
+    pub(crate) fn new(strategy: impl DrainStrategy) -> Self {
+        let switcher = Arc::new(Switcher::new(Domain::default(), Box::new(strategy)));
+        switcher.cgroups().add(A, CgroupId::ROOT);
+        switcher.cgroups().add(B, CgroupId::ROOT);
         switcher.cgroups().add(CHILD, A);
         Self::on(&switcher)
     }
 
-    pub(crate) fn on(switcher: &Arc<Switcher<File>>) -> Self {
+    pub(crate) fn on(switcher: &Arc<Switcher>) -> Self {
         Self::with_flushers(switcher, 0)
     }
 
-    pub(crate) fn with_flushers(switcher: &Arc<Switcher<File>>, flushers: usize) -> Self {
+    pub(crate) fn with_flushers(switcher: &Arc<Switcher>, flushers: usize) -> Self {
         let clock = Arc::new(ManualClock::default());
         let options = BdiOptions {
             flushers,
@@ -99,9 +100,9 @@ impl Rig {
     }
 
     /// An inode that `owner` owns.
-    pub(crate) fn file(&self, owner: Owner) -> Arc<File> {
+    pub(crate) fn file(&self, owner: CgroupId) -> Arc<File> {
         let file = Arc::new(File {
-            link: Link::default(),
+            inode_wb: InodeWb::default(),
             is_gone: Arc::clone(&self.is_gone),
             at_end: AtEnd::default(),
         });
@@ -131,7 +132,7 @@ impl Rig {
     pub(crate) fn check_sums(&self, files: &[Arc<File>]) {
         for wb in self.bdi.status().wbs {
             let of = |file: &&Arc<File>| self.bdi.owner_of(file) == Some(wb.owner);
-            let bytes = files.iter().filter(of).map(|file| file.link().bytes());
+            let bytes = files.iter().filter(of).map(|file| file.inode_wb().bytes());
             let sum = bytes.fold((0, 0), |sum, bytes| (sum.0 + bytes.0, sum.1 + bytes.1));
             assert_eq!((wb.dirty, wb.writeback), sum, "the bytes of {:?}", wb.owner);
         }

@@ -7,16 +7,15 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cgroups::CgroupId;
 use sync::{Clock, Condvar, ManualClock, Mutex};
-use writeback::{
-    Bdi, BdiOptions, Budget, CgroupPath, How, Inode, Limits, Link, Outcome, Owner, Passed, Pieces, Policy,
-    Switcher, Syncing,
-};
+use throttle::{CgroupPath, ChunkSource, Completion, Limits, OnLimit};
+use writeback::{Bdi, BdiOptions, Budget, Inode, InodeWb, Outcome, Switcher, SyncPolicy, Syncing};
 
 /// A file.
 #[derive(Debug)]
 pub(crate) struct File {
-    link: Link<Self>,
+    inode_wb: InodeWb<Self>,
     store: Arc<Store>,
     /// Bytes that are dirty since an epoch, the oldest first.
     dirty: Mutex<VecDeque<(u64, u64)>>,
@@ -30,13 +29,13 @@ pub(crate) struct Store {
     /// The time that each call takes in addition.
     call: Duration,
     /// The bytes written, each with its time and owner.
-    written: Mutex<Vec<(Duration, Owner, u64)>>,
+    written: Mutex<Vec<(Duration, CgroupId, u64)>>,
 }
 
 /// A device with its cgroups.
 pub(crate) struct Model {
     pub(crate) store: Arc<Store>,
-    pub(crate) switcher: Arc<Switcher<File>>,
+    pub(crate) switcher: Arc<Switcher>,
     pub(crate) bdi: Arc<Bdi<File>>,
     pub(crate) budget: Arc<Budget>,
 }
@@ -46,8 +45,8 @@ impl Inode for File {
         Outcome::Dirty
     }
 
-    fn link(&self) -> &Link<Self> {
-        &self.link
+    fn inode_wb(&self) -> &InodeWb<Self> {
+        &self.inode_wb
     }
 }
 
@@ -61,7 +60,7 @@ impl File {
 /// A thread that writes a file back.
 struct Writer<'a> {
     file: &'a File,
-    owner: Owner,
+    owner: CgroupId,
     woken: Arc<Woken>,
     /// Called for each sleep, with its end; returns when it is woken, or `None` to give up.
     sleeps: &'a mut dyn FnMut(Duration) -> Option<Duration>,
@@ -88,7 +87,7 @@ impl Woken {
     }
 }
 
-impl Pieces for Writer<'_> {
+impl ChunkSource for Writer<'_> {
     type Error = Infallible;
 
     fn left(&self, epoch: u64) -> u64 {
@@ -141,11 +140,7 @@ impl Model {
     }
 
     /// Another device, for the same cgroups, by the same clock.
-    pub(crate) fn on(
-        clock: &Arc<ManualClock>,
-        switcher: &Arc<Switcher<File>>,
-        bytes_per_second: u64,
-    ) -> Self {
+    pub(crate) fn on(clock: &Arc<ManualClock>, switcher: &Arc<Switcher>, bytes_per_second: u64) -> Self {
         let options = BdiOptions {
             flushers: 0,
             dirty_after: Duration::from_secs(5),
@@ -170,8 +165,8 @@ impl Model {
     }
 
     /// A cgroup.
-    pub(crate) fn cgroup(&self, number: u64, parent: Owner, name: &str) -> Owner {
-        self.switcher.cgroups().add_named(Owner(number), parent, OsStr::new(name)).number()
+    pub(crate) fn cgroup(&self, number: u64, parent: CgroupId, name: &str) -> CgroupId {
+        self.switcher.cgroups().add_named(CgroupId(number), parent, OsStr::new(name)).id()
     }
 
     /// Limits a cgroup, as `io.max` is written.
@@ -181,16 +176,19 @@ impl Model {
     }
 
     /// A file that `owner` dirties.
-    pub(crate) fn file(&self, owner: Owner, bytes: u64) -> Arc<File> {
-        let file =
-            Arc::new(File { link: Link::default(), store: Arc::clone(&self.store), dirty: Mutex::default() });
+    pub(crate) fn file(&self, owner: CgroupId, bytes: u64) -> Arc<File> {
+        let file = Arc::new(File {
+            inode_wb: InodeWb::default(),
+            store: Arc::clone(&self.store),
+            dirty: Mutex::default(),
+        });
         self.bdi.attach(&file, owner);
         self.write(&file, owner, bytes);
         file
     }
 
     /// Dirties more of a file.
-    pub(crate) fn write(&self, file: &Arc<File>, owner: Owner, bytes: u64) {
+    pub(crate) fn write(&self, file: &Arc<File>, owner: CgroupId, bytes: u64) {
         if bytes > 0 {
             // Listed before any thread finds it clean again.
             let mut dirty = file.dirty.lock();
@@ -207,23 +205,23 @@ impl Model {
         sleeps: &mut dyn FnMut(Duration) -> Option<Duration>,
     ) -> bool {
         syncing.inodes().iter().all(|file| {
-            let pass = syncing.pass(file);
-            let owner = self.bdi.owner_of(file).unwrap_or(Owner::ROOT);
-            let Ok(passed) = pass.run(&mut Writer { file, owner, woken: Arc::default(), sleeps });
+            let throttled_write = syncing.throttled_write(file);
+            let owner = self.bdi.owner_of(file).unwrap_or(CgroupId::ROOT);
+            let Ok(passed) = throttled_write.run(&mut Writer { file, owner, woken: Arc::default(), sleeps });
             self.unlist_if_clean(file);
-            passed == Passed::All
+            passed == Completion::Done
         })
     }
 
     fn unlist_if_clean(&self, file: &Arc<File>) {
         let dirty = file.dirty.lock();
         if dirty.is_empty() {
-            self.bdi.unlist(file);
+            self.bdi.del_dirty(file);
         }
     }
 
     /// A whole sync by a caller in cgroup `caller`; returns how long it took.
-    pub(crate) fn sync(&self, caller: &str, policy: Policy) -> Duration {
+    pub(crate) fn sync(&self, caller: &str, policy: SyncPolicy) -> Duration {
         let begun = self.now();
         let caller = at(caller);
         let syncing = self.bdi.begin_sync(&caller, policy);
@@ -233,23 +231,24 @@ impl Model {
 
     /// Writes the data that is dirty since `epoch` or before. A sleep ends only with a kick.
     pub(crate) fn write_until_kicked(&self, file: &Arc<File>, epoch: u64) {
-        let pass = self.bdi.pass(file, epoch, How::Wait);
-        let owner = self.bdi.owner_of(file).unwrap_or(Owner::ROOT);
+        let throttled_write = self.bdi.throttled_write(file, epoch, OnLimit::Wait);
+        let owner = self.bdi.owner_of(file).unwrap_or(CgroupId::ROOT);
         let woken = Arc::new(Woken::default());
         let (sleeper, now) = (Arc::clone(&woken), self.now());
         let sleeps = &mut |_| {
             sleeper.wait();
             Some(now)
         };
-        let Ok(passed) = pass.run(&mut Writer { file, owner, woken, sleeps });
-        assert_eq!(passed, Passed::All);
+        let Ok(passed) = throttled_write.run(&mut Writer { file, owner, woken, sleeps });
+        assert_eq!(passed, Completion::Done);
     }
 
     /// A flusher's part for a file: writes as much as its owner's limits allow now.
-    pub(crate) fn flush(&self, file: &Arc<File>) -> Passed {
-        let pass = self.bdi.pass(file, u64::MAX, How::Leave);
-        let owner = self.bdi.owner_of(file).unwrap_or(Owner::ROOT);
-        let Ok(passed) = pass.run(&mut Writer { file, owner, woken: Arc::default(), sleeps: &mut |_| None });
+    pub(crate) fn flush(&self, file: &Arc<File>) -> Completion {
+        let throttled_write = self.bdi.throttled_write(file, u64::MAX, OnLimit::Skip);
+        let owner = self.bdi.owner_of(file).unwrap_or(CgroupId::ROOT);
+        let Ok(passed) =
+            throttled_write.run(&mut Writer { file, owner, woken: Arc::default(), sleeps: &mut |_| None });
         self.unlist_if_clean(file);
         passed
     }
@@ -258,7 +257,7 @@ impl Model {
     pub(crate) fn flush_for(&self, files: &[Arc<File>], time: Duration) {
         let until = self.now() + time;
         while self.now() < until {
-            let held = files.iter().all(|file| self.flush(file) != Passed::GivenUp);
+            let held = files.iter().all(|file| self.flush(file) != Completion::Aborted);
             assert!(held, "a flusher never sleeps");
             self.store.clock.advance(Duration::from_millis(1));
         }
@@ -270,9 +269,9 @@ impl Model {
     }
 
     /// Bytes of a cgroup that were written in a time.
-    pub(crate) fn written(&self, owner: Owner, from: Duration, to: Duration) -> u64 {
+    pub(crate) fn written(&self, owner: CgroupId, from: Duration, to: Duration) -> u64 {
         let written = self.store.written.lock();
-        let of = |(at, whose, _): &&(Duration, Owner, u64)| *whose == owner && *at > from && *at <= to;
+        let of = |(at, whose, _): &&(Duration, CgroupId, u64)| *whose == owner && *at > from && *at <= to;
         written.iter().filter(of).map(|(_, _, bytes)| bytes).sum()
     }
 }

@@ -158,7 +158,7 @@ fn what_is_open_beside_a_lazy_detach_is_served_and_ends_the_volume_once() {
             let mut cache = SnapshotCache::default();
             let mut kept = None;
             if let Ok((at, _section)) = Target::find(&tree, &mut cache, node, &LOOKUP)
-                && let Ok(hold) = at.mount_node.unwrap().superblock.hold()
+                && let Ok(hold) = at.mount_node.unwrap().superblock.get_active()
             {
                 let made = volume.create(&ctx, NodeId::ROOT, OsStr::new("f"), 0o644, OpenFlags::WRITE);
                 let (_, opened) = made.unwrap();

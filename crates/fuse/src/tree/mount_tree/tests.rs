@@ -31,7 +31,7 @@ fn what_has_left_the_tree_is_dropped_without_its_lock() {
         let on_end: OnEnd = Box::new(move |_| drop(probe));
         let (tag, attached) = (tree.new_tag().unwrap(), volume());
         let served = Arc::new(AttachedVolume::new(Arc::clone(&attached), tag, false, Some(on_end)));
-        let superblock = Super::new(Arc::clone(&served) as Arc<_>);
+        let superblock = SuperblockRef::new(Arc::clone(&served) as Arc<_>);
         let files = MountNode::of_files(tag, (served, superblock), &tree.first.namespace);
         tree.change(|state, snapshot| state.add_node(snapshot, Arc::new(files)));
         let mut cache = SnapshotCache::default();

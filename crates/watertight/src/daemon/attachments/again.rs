@@ -35,7 +35,7 @@ impl Attachments {
     ) -> Result<VolumeId, Problem> {
         if let Some(one) = self.of_store(source) {
             if attach(&one, options, place)? {
-                return Ok(one.id().clone());
+                return Ok(one.id.clone());
             }
             // Its last file was closed just now: it has the store until it has ended.
             if !one.wait_ended_until(Instant::now() + CLOSING) {
@@ -51,7 +51,7 @@ impl Attachments {
         let source = checks::source(source).ok()?;
         let directory = source.directory?;
         let has_it =
-            |one: &Arc<Attached>| checks::directory_of(one.source()).map(Path::new) == Some(&*directory);
+            |one: &Arc<Attached>| checks::directory_of(&one.source).map(Path::new) == Some(&*directory);
         self.all().into_iter().find(has_it)
     }
 
@@ -79,17 +79,17 @@ pub(super) fn attach(
     options: &[String],
     (mountpoint, path): (&Mountpoint, &Path),
 ) -> Result<bool, Problem> {
-    if options.iter().any(|list| !list.is_empty()) && MountOptions::parse(options)? != *one.options() {
+    if options.iter().any(|list| !list.is_empty()) && MountOptions::parse(options)? != one.options {
         return Err(Problem::failure(format!(
             "its store is that of volume {}, which {} and goes on with the options that it has: give none, or the same",
-            one.id(),
+            one.id,
             if one.is_seen() { format!("is attached at {}", one.path().shown()) } else { held(one) },
         )));
     }
     let Some(place) = one.place() else {
         return Err(Problem::failure(format!(
             "volume {}, which has the store, is being attached just now",
-            one.id()
+            one.id
         )));
     };
     match mountpoint.tree.attach_again(path, &place) {
@@ -98,8 +98,8 @@ pub(super) fn attach(
             if was_detached {
                 one.set_place(place);
             }
-            one.volume().set_attached();
-            one.volume().events().life(Life::Attached, Some(mountpoint.join(path)));
+            one.volume.set_attached();
+            one.volume.events().life(Life::Attached, Some(mountpoint.join(path)));
             // Writes down where it is.
             drop(one.path());
             Ok(true)
@@ -116,7 +116,7 @@ fn held(one: &Attached) -> String {
 
 /// Why a volume cannot be attached again.
 pub(super) fn is_ending(one: &Attached) -> String {
-    let id = one.id();
+    let id = &one.id;
     format!(
         "volume {id}, which has the store, is ending: `watertight wait {id}` tells when the store is free"
     )

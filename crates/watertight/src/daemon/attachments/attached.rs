@@ -7,7 +7,7 @@ use std::time::Instant;
 use sync::Mutex;
 use tokio::sync::watch;
 use volume::events::Events;
-use volume::{DrainReport, LifeState, Volume};
+use volume::{DrainReport, Volume, VolumeState};
 
 use super::{Attachments, Mountpoint};
 use crate::cli::opts::MountOptions;
@@ -19,21 +19,21 @@ use crate::control::volume_id::VolumeId;
 use crate::control::{server::ListenerGuard, service::Service};
 use crate::daemon::figures;
 use crate::registry::{Record, Registration};
-use crate::term::shown::{Name, Words, exact};
+use crate::term::shown::{Name, exact};
 
 /// An attached volume.
 #[derive(Debug)]
 pub struct Attached {
     all: Weak<Attachments>,
-    id: VolumeId,
-    source: String,
+    pub(super) id: VolumeId,
+    pub(super) source: String,
     /// Where it was seen last.
     path: Mutex<PathBuf>,
     /// Where it was attached last; the number in it stays.
     place: Mutex<Option<fuse::Attached>>,
     /// The options that it was attached with.
-    options: MountOptions,
-    volume: Arc<Volume>,
+    pub(super) options: MountOptions,
+    pub(super) volume: Arc<Volume>,
     read_only: bool,
     started_ms: u64,
     ended: watch::Sender<Option<Ended>>,
@@ -65,18 +65,6 @@ impl Attached {
         }
     }
 
-    pub(super) const fn id(&self) -> &VolumeId {
-        &self.id
-    }
-
-    pub(super) fn source(&self) -> &str {
-        &self.source
-    }
-
-    pub(super) const fn volume(&self) -> &Arc<Volume> {
-        &self.volume
-    }
-
     /// It is attached now, maybe again.
     pub(super) fn set_place(&self, place: fuse::Attached) {
         *self.place.lock() = Some(place);
@@ -85,11 +73,6 @@ impl Attached {
     /// Where it was attached last, once it was.
     pub(super) fn place(&self) -> Option<fuse::Attached> {
         self.place.lock().clone()
-    }
-
-    /// The options that it was attached with.
-    pub(super) const fn options(&self) -> &MountOptions {
-        &self.options
     }
 
     /// Its control socket is served.
@@ -116,7 +99,7 @@ impl Attached {
     pub(super) fn give_up(&self, tree: &fuse::TreeHandle) {
         match self.place() {
             Some(place) => drop(tree.abort(&place)),
-            None => self.volume.force(),
+            None => self.volume.abort(),
         }
     }
 
@@ -176,7 +159,7 @@ impl Attached {
     }
 
     pub(super) fn sync_data(&self, by: Option<u32>) -> Result<(), String> {
-        if matches!(self.volume.status().state, LifeState::Released | LifeState::Failed) {
+        if matches!(self.volume.status().state, VolumeState::Released | VolumeState::Failed) {
             return Ok(());
         }
         let synced = by.map_or_else(|| self.volume.sync_all(), |pid| self.volume.sync_for(pid));
@@ -227,16 +210,14 @@ impl Attached {
         if let Err(problem) = registration.finish(ended.clone()) {
             tracing::error!(volume = self.volume.name(), %problem, "how the volume ended could not be written down");
         }
-        // The volume has said so itself, unless it was given up.
-        let given_up = || ended.error.as_ref().map_or("not everything was written", Words::as_str).to_owned();
-        self.volume.events().end((ended.state != State::Released).then(given_up));
+        figures::emit_end(&self.volume, &ended);
         self.ended.send_replace(Some(ended));
         self.leave();
     }
 
     /// It was given up: reports what is known by now, if its end is not complete.
     pub(super) fn tell_given_up(&self) {
-        self.finish(&self.volume.report().unwrap_or_else(|| self.volume.report_given_up()));
+        self.finish(&self.volume.report().unwrap_or_else(|| self.volume.abort_report()));
     }
 
     fn state(&self, volume: &volume::Status) -> State {
@@ -246,41 +227,22 @@ impl Attached {
 
 impl Attached {
     /// Its figures, with those of the process and the privileges of its mountpoint.
-    pub(super) fn status_beside(
-        &self,
-        process: Process,
-        privileges: Vec<crate::term::shown::Name>,
-    ) -> Status {
+    pub(super) fn status_beside(&self, process: Process, privileges: Vec<Name>) -> Status {
         let volume = self.volume.status();
-        let Some(all) = self.all.upgrade() else {
-            return Status {
-                id: self.id.clone(),
-                source: self.source.clone().into(),
-                ..Status::of_volume(&self.volume, &volume)
-            };
-        };
-        let (transport, transport_reason) = figures::transport(&all.session);
+        let (id, source) = (self.id.clone(), self.source.clone().into());
+        let of_volume = Status { id, source, ..Status::of_volume(&self.volume, &volume) };
+        let Some(all) = self.all.upgrade() else { return of_volume };
         Status {
-            id: self.id.clone(),
-            source: self.source.clone().into(),
             mountpoint: Name::of(self.path()),
             attached_to: Some(all.root.id.clone()),
-            device: all.root.device(),
             state: self.state(&volume),
-            mount_type: crate::host::mountinfo::kind(&all.root.mount).into(),
-            mount_type_reason: all.root.type_reason.clone().map(Words::from),
-            syncfs: Some(all.session.has_seen_syncfs()),
-            syncfs_callers: Some(all.session.knows_who_syncs()),
-            transport: transport.into(),
-            transport_reason: transport_reason.map(Words::from),
-            mode: all.root.mode.into(),
             read_only: self.read_only,
             privileges,
             started_ms: self.started_ms,
             // These are the connection's, and told with its own volume.
             requests: Requests::default(),
             process,
-            ..Status::of_volume(&self.volume, &volume)
+            ..figures::with_mount(of_volume, &all.root, &all.session)
         }
     }
 }
@@ -299,12 +261,11 @@ impl Service for Attached {
     }
 
     fn limits(&self) -> Limits {
-        Limits { limits: self.volume.limits().into_iter().map(figures::cgroup_limits).collect() }
+        figures::limits(&self.volume)
     }
 
     fn limit(&self, request: LimitRequest) -> Result<Limits, String> {
-        figures::limit(&self.volume, &request)?;
-        Ok(self.limits())
+        figures::limit(&self.volume, &request)
     }
 
     fn events(&self) -> Arc<Events> {

@@ -17,12 +17,11 @@ use super::{Attachments, Mountpoint};
 use crate::control::api::{
     CloneReply, CloneRequest, CloneStatus, How, LeaveReply, LeaveRequest, Propagation,
 };
-use crate::host::checks;
 use crate::host::holders::Holders;
 use crate::host::mount_agent::{self, AgentRequest, call};
 use crate::host::mountinfo::{Device, Mount, MountTable};
 use crate::host::unmount::Outcome;
-use crate::host::utab;
+use crate::host::{checks, utab};
 use crate::term::shown::{Name, Show as _};
 
 /// All of a mount process.
@@ -93,7 +92,7 @@ impl Attachments {
         };
         let target = checks::mountpoint(Path::new(&request.mountpoint)).map_err(words)?;
         for one in self.all() {
-            let directory = checks::directory_of(one.source()).map(Path::new);
+            let directory = checks::directory_of(&one.source).map(Path::new);
             directory.map_or(Ok(()), |directory| checks::apart(directory, &target)).map_err(words)?;
         }
         if let Some(directory) = checks::directory_of(&self.root.source) {

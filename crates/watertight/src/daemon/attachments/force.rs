@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use fuse::Detach;
 use sync::Mutex;
-use volume::give_up::CALLS;
+use volume::abort::CALLS;
 
 use super::{Attached, Attachments, Mountpoint};
+use crate::host::spawn_for_result;
 
 /// How long a volume that is given up may take to end.
 const GIVE_UP: Duration = Duration::from_secs(2);
@@ -31,36 +32,34 @@ impl Attachments {
     pub fn force(&self) {
         for one in self.all() {
             one.give_up(&self.tree);
-            one.volume().force();
+            one.volume.abort();
         }
     }
 
     /// Whether any volume that has not ended has a call under way that was under way `then`.
     #[must_use]
     pub fn has_call_since(&self, then: Instant) -> bool {
-        self.all().iter().any(|one| one.volume().has_call_since(then))
+        self.all().iter().any(|one| one.volume.has_call_since(then))
     }
 
     /// Whether no volume that was given up `then` and has not ended is worth waiting for: its calls
     /// have had their time.
     #[must_use]
     pub fn are_left_to_their_stores(&self, then: Instant) -> bool {
-        self.all()
-            .iter()
-            .all(|one| one.volume().report().is_some() || one.volume().is_left_to_its_store(then))
+        self.all().iter().all(|one| one.volume.report().is_some() || one.volume.is_left_to_its_store(then))
     }
 
     /// Whether any is known to be stalled.
     #[must_use]
     pub fn is_any_stalled(&self) -> bool {
-        self.all().iter().any(|one| one.volume().is_known_to_stall())
+        self.all().iter().any(|one| one.volume.is_known_to_stall())
     }
 
     /// Whether any volume has not ended and had no call under way then.
     #[must_use]
     pub fn is_any_at_work(&self, then: Instant) -> bool {
-        let has_ended = |one: &Attached| one.volume().report().is_some();
-        self.all().iter().any(|one| !has_ended(one) && !one.volume().has_call_since(then))
+        let has_ended = |one: &Attached| one.volume.report().is_some();
+        self.all().iter().any(|one| !has_ended(one) && !one.volume.has_call_since(then))
     }
 
     /// Records the end of volumes that were given up, and whose ends wait for their stores.
@@ -71,7 +70,7 @@ impl Attachments {
     pub(super) fn tell_given_up(all: &[Arc<Attached>]) {
         let left = Mutex::new(all.iter());
         // Beside each other: each store is asked for names.
-        sync::thread::together(all.len().saturating_sub(1).min(REPORTERS), STACK, || {
+        sync::thread::run_scoped(all.len().saturating_sub(1).min(REPORTERS), STACK, || {
             while let Some(one) = next(&left) {
                 one.tell_given_up();
             }
@@ -87,11 +86,9 @@ impl Attachments {
         mountpoint: &Mountpoint,
         path: &Path,
     ) -> Result<(Option<Arc<Attached>>, Option<fuse::Attached>), String> {
-        let (told, found) = channel();
         let (all, there, below) = (Arc::clone(self), mountpoint.clone(), path.to_owned());
-        let look =
-            move || drop(told.send(there.tree.found_at(&below).ok().map(|found| (all.of(&found), found))));
-        std::thread::Builder::new().name("look".to_owned()).spawn(look).map_err(|e| e.to_string())?;
+        let look = move || there.tree.found_at(&below).ok().map(|found| (all.of(&found), found));
+        let found = spawn_for_result("look", look).map_err(|e| e.to_string())?;
         let known = || self.list.lock().known_at(&mountpoint.join(path));
         let found = match found.recv_timeout(CALLS) {
             Ok(found) => Ok(found),
@@ -115,7 +112,7 @@ impl Attachments {
         let known = attached.map(Arc::clone);
         // First of all, and without waiting: callers that wait for it get an error.
         known.iter().for_each(|one| one.give_up(&mountpoint.tree));
-        let (tree, path, (told, done)) = (mountpoint.tree.clone(), path.to_owned(), channel());
+        let (tree, path) = (mountpoint.tree.clone(), path.to_owned());
         let detach = move || {
             let is_unseen = || known.as_ref().is_some_and(|one| !one.is_seen());
             let result = match found {
@@ -125,10 +122,9 @@ impl Attachments {
                 None => tree.detach(&path, Detach::Force),
             };
             // Another caller has taken it away meanwhile.
-            let result = if is_unseen() { Ok(()) } else { result };
-            drop(told.send(result));
+            if is_unseen() { Ok(()) } else { result }
         };
-        std::thread::Builder::new().name("give up".to_owned()).spawn(detach).map_err(|e| e.to_string())?;
+        let done = spawn_for_result("give up", detach).map_err(|e| e.to_string())?;
         let mut is_away = false;
         loop {
             match done.recv_timeout(LOOK) {
@@ -140,10 +136,7 @@ impl Attachments {
                 Err(RecvTimeoutError::Disconnected) if is_away => std::thread::sleep(LOOK),
                 Err(RecvTimeoutError::Disconnected) => {
                     // It is given up all the same.
-                    attached
-                        .filter(|one| one.volume().is_given_up())
-                        .iter()
-                        .for_each(|one| one.tell_given_up());
+                    attached.filter(|one| one.volume.is_aborted()).iter().for_each(|one| one.tell_given_up());
                     return Err(panicked());
                 }
             }
@@ -158,13 +151,13 @@ impl Attachments {
                 return Ok(());
             }
             // Until then something may be written yet, or the path is still there.
-            let hangs = !one.is_seen() && one.volume().is_left_to_its_store(begun);
+            let hangs = !one.is_seen() && one.volume.is_left_to_its_store(begun);
             if hangs || begun.elapsed() >= GIVE_UP {
                 break;
             }
         }
         // A store that hangs keeps its threads; its data is given up.
-        attached.filter(|one| one.volume().is_given_up()).iter().for_each(|one| one.tell_given_up());
+        attached.filter(|one| one.volume.is_aborted()).iter().for_each(|one| one.tell_given_up());
         Ok(())
     }
 }
@@ -190,7 +183,7 @@ pub(super) fn unless_given_up<T: Send + 'static>(
             Err(RecvTimeoutError::Timeout) if volume.how_it_ended().is_none() => {}
             // Ended by itself, just now: its detach is about to return.
             Err(RecvTimeoutError::Timeout) if volume.has_returned() => {}
-            Err(RecvTimeoutError::Disconnected) if !volume.volume().is_given_up() => return Err(panicked()),
+            Err(RecvTimeoutError::Disconnected) if !volume.volume.is_aborted() => return Err(panicked()),
             Err(_) => return Ok(None),
         }
     }

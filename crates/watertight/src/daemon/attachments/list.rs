@@ -42,19 +42,19 @@ pub(super) struct List {
 impl List {
     /// Adds a volume that is about to be attached.
     pub(super) fn add(&mut self, one: &Arc<Attached>) {
-        self.by_id.insert(one.id().clone(), Arc::clone(one));
+        self.by_id.insert(one.id.clone(), Arc::clone(one));
         self.by_path.entry(key(&one.known_path())).or_default().push(Arc::clone(one));
     }
 
     /// It has a number now, unless it has ended already.
     pub(super) fn number(&mut self, one: &Arc<Attached>) {
-        if let Some(number) = one.number().filter(|_| self.by_id.contains_key(one.id())) {
+        if let Some(number) = one.number().filter(|_| self.by_id.contains_key(&one.id)) {
             self.by_number.insert(number, Arc::clone(one));
         }
     }
 
     pub(super) fn remove(&mut self, one: &Attached) {
-        self.by_id.remove(one.id());
+        self.by_id.remove(&one.id);
         if let Some(number) = one.number() {
             self.by_number.remove(&number);
         }
@@ -64,7 +64,7 @@ impl List {
     fn leave_path(&mut self, one: &Attached) {
         let path = key(&one.known_path());
         if let Some(here) = self.by_path.get_mut(&path) {
-            here.retain(|other| other.id() != one.id());
+            here.retain(|other| other.id != one.id);
             if here.is_empty() {
                 self.by_path.remove(&path);
             }
@@ -76,7 +76,7 @@ impl List {
         self.leave_path(one);
         change();
         // A volume that has ended is not found any more.
-        if let Some(one) = self.by_id.get(one.id()).map(Arc::clone) {
+        if let Some(one) = self.by_id.get(&one.id).map(Arc::clone) {
             self.by_path.entry(key(&one.known_path())).or_default().push(one);
         }
     }

@@ -1,9 +1,9 @@
 //! Waiting for calls that may never return.
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::thread;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
+use crate::host::spawn_for_result;
 use crate::term::problem::{Problem, Result};
 
 /// The result of `work`, on a thread of its own; none if that takes longer than `limit`: then the
@@ -15,13 +15,9 @@ pub(super) fn within<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Option<T>> {
-    let (tell, told) = channel();
-    let body = move || drop(tell.send(work()));
-    thread::Builder::new()
-        .name("bench".to_owned())
-        .spawn(body)
+    let result = spawn_for_result("bench", work)
         .map_err(|error| Problem::failure(format!("bench: no thread: {error}")))?;
-    match told.recv_timeout(limit) {
+    match result.recv_timeout(limit) {
         Ok(done) => Ok(Some(done)),
         Err(RecvTimeoutError::Timeout) => Ok(None),
         Err(RecvTimeoutError::Disconnected) => Err(Problem::failure("bench: it has failed")),
@@ -30,6 +26,8 @@ pub(super) fn within<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use super::*;
 
     #[test]

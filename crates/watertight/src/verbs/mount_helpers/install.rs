@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use super::{Helper, is_absolute};
+use super::call::Helper;
 use crate::cli::InstallHelpersArgs;
 use crate::term::console::console;
 use crate::term::problem::{Problem, Result};
@@ -28,7 +28,7 @@ pub const NAMES: [&str; 4] = [
 /// is; 1 when a link cannot be made.
 pub fn run(args: &InstallHelpersArgs) -> Result<()> {
     let dir = &args.directory;
-    if !is_absolute(dir) {
+    if !dir.is_absolute() {
         return Err(Problem::usage(format!("{} is not the absolute path of a directory", dir.shown())));
     }
     if !dir.is_dir() {

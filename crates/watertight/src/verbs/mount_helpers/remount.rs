@@ -9,7 +9,7 @@ use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount_remount};
 
-use super::{MountCall, is_fstab_only};
+use super::call::{MountCall, is_fstab_only};
 use crate::cli::opts::{self, MountOptions};
 use crate::control::client::{CallError, Client};
 use crate::control::progress;

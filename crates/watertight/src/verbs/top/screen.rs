@@ -6,9 +6,8 @@ use crossterm::event::KeyCode;
 
 use super::rows::{CgroupRow, Table, VolumeRow};
 use crate::control::api::{CgroupLimits, State};
-use crate::term::columns;
 use crate::term::shown::in_one_line;
-use crate::term::units;
+use crate::term::{columns, units};
 
 /// The key that rows are sorted by; numbers from the largest down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

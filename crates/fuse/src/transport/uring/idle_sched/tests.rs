@@ -122,7 +122,7 @@ fn threads_that_it_makes_do_not_inherit_the_class() {
     serve(&mut handle);
     assert_eq!(own_class(), libc::SCHED_IDLE);
     let classes = sync::Mutex::new(Vec::new());
-    sync::thread::together(3, 64 << 10, || classes.lock().push(own_class()));
+    sync::thread::run_scoped(3, 64 << 10, || classes.lock().push(own_class()));
     let classes = classes.lock();
     assert!(classes.len() > 1, "no thread was made");
     assert!(classes.iter().all(|policy| *policy == libc::SCHED_OTHER), "{classes:?}");
