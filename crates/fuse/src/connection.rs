@@ -63,13 +63,13 @@ impl fmt::Debug for Connection {
 impl Connection {
     /// A session without a kernel, whose pool may have `threads_max` threads.
     #[cfg(all(test, shuttle))]
-    pub(crate) fn without_kernel(volume: Arc<Volume>, master: Arc<Dev>, pool: ThreadPool) -> Self {
+    pub(crate) fn without_kernel(volume: Arc<volume::Volume>, master: Arc<Dev>, pool: ThreadPool) -> Self {
         let agreed = crate::protocol::decode::Agreed::default();
         Self {
             tree: Arc::new(MountTree::new(volume)),
-            negotiated: Negotiated { minor: 0, flags: InitFlags::empty(), agreed },
+            negotiated: Negotiated { minor: 0, flags: crate::protocol::abi::InitFlags::empty(), agreed },
             mode: Mode::default(),
-            valid: Validity { entry: Duration::ZERO, attr: Duration::ZERO },
+            valid: Validity { entry: std::time::Duration::ZERO, attr: std::time::Duration::ZERO },
             master,
             in_flight: Arc::default(),
             sync_all: Arc::default(),

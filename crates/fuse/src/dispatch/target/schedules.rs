@@ -3,16 +3,17 @@
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-fuse --lib schedules`
 
+use std::ffi::OsStr;
 use std::path::Path;
 
 use store::{At as When, HookStore, MemStore, NewNode};
-use sync::atomic::AtomicUsize;
+use sync::atomic::{AtomicUsize, Ordering};
 use sync::{model, mutant, thread};
-use volume::{OpenFlags, Options};
+use volume::{Caller, Cancel, Ctx, OpenFlags, Options, Volume};
 
 use super::*;
 use crate::device::Dev;
-use crate::tree::Detach;
+use crate::tree::{Detach, Open};
 
 const LOOKUP: Op<'static> = Op::ReadLink;
 

@@ -125,7 +125,7 @@ impl ThreadPool {
         self.is_relaxed.load(Ordering::Relaxed)
     }
 
-    fn idle_max(&self) -> usize {
+    pub(super) fn idle_max(&self) -> usize {
         if self.is_relaxed() { IDLE_MAX_RELAXED } else { IDLE_MAX }
     }
 

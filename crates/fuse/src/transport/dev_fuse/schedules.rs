@@ -3,6 +3,7 @@
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-fuse --lib schedules`
 
 use store::MemStore;
+use sync::atomic::{AtomicUsize, Ordering};
 use sync::{model, mutant, thread};
 use volume::{Options, Volume};
 
