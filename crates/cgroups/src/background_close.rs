@@ -12,22 +12,22 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use io_uring::IoUring;
 
 /// An instance, and the ring that has it. Closed in this order.
-pub(crate) struct Unwaited {
+pub(crate) struct BackgroundClose {
     inotify: OwnedFd,
     /// None where the host has no io_uring: then closing waits.
     _ring: Option<IoUring>,
 }
 
-impl Unwaited {
+impl BackgroundClose {
     pub(crate) fn new(inotify: OwnedFd) -> Self {
-        let ring = ring_that_has(&inotify).inspect_err(
+        let ring = ring_of(&inotify).inspect_err(
             |error| tracing::debug!(%error, "no io_uring: the end of an inotify instance is waited for"),
         );
         Self { inotify, _ring: ring.ok() }
     }
 }
 
-impl AsFd for Unwaited {
+impl AsFd for BackgroundClose {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inotify.as_fd()
     }
@@ -35,7 +35,7 @@ impl AsFd for Unwaited {
 
 /// A ring that has the instance. Its number is the higher one, since every lower one was taken when
 /// the instance was made (unless one has been closed since: then the process's end waits).
-fn ring_that_has(inotify: &OwnedFd) -> io::Result<IoUring> {
+fn ring_of(inotify: &OwnedFd) -> io::Result<IoUring> {
     let ring: IoUring = IoUring::builder().dontfork().build(1)?;
     ring.submitter().register_files(&[inotify.as_raw_fd()])?;
     Ok(ring)
@@ -56,7 +56,7 @@ mod tests {
         match IoUring::builder().build(1) as io::Result<IoUring> {
             Ok(_) => {
                 // Another test may close a lower descriptor between the two calls: not each time.
-                let is_higher = |_| ring_that_has(&inotify).unwrap().as_raw_fd() > inotify.as_raw_fd();
+                let is_higher = |_| ring_of(&inotify).unwrap().as_raw_fd() > inotify.as_raw_fd();
                 assert!((0..100).any(is_higher));
             }
             Err(error) => {
@@ -76,7 +76,7 @@ mod tests {
         let list = format!("/proc/self/fdinfo/{}", epoll.as_raw_fd());
         let is_there = || std::fs::read_to_string(&list).unwrap().contains("tfd:");
         assert!(is_there());
-        drop(Unwaited::new(inotify));
+        drop(BackgroundClose::new(inotify));
         let until = Instant::now() + Duration::from_secs(60);
         while is_there() {
             assert!(Instant::now() < until, "it is still there");
