@@ -1,7 +1,7 @@
 //! The cgroups of the host: which one a thread is in, and which of them are removed or renamed.
 //!
 //! [`Hierarchy::find`] chooses one tree of cgroups: version 2, or that of a version 1 controller.
-//! [`Threads`] finds which of its cgroups a thread is in, and remembers that for a moment.
+//! [`ThreadCache`] finds which of its cgroups a thread is in, and remembers that for a moment.
 //! [`Watch`] reports the end of cgroups that were added to it.
 //!
 //! ```text
@@ -16,11 +16,11 @@
 
 #![forbid(unsafe_code)]
 
+mod background_close;
 mod hierarchy;
 mod threads;
-mod unwaited;
 mod watch;
 
 pub use hierarchy::{CgroupId, Choice, Error, Found, Hierarchy};
-pub use threads::Threads;
-pub use watch::{Event, Watch};
+pub use threads::ThreadCache;
+pub use watch::{CgroupEvent, Watch};

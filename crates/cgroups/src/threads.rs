@@ -21,11 +21,11 @@ const SHARD_MAX: usize = 512;
 
 /// Known cgroups of threads.
 #[derive(Debug, Default)]
-pub struct Threads {
+pub struct ThreadCache {
     shards: [Mutex<HashMap<u32, (CgroupId, Instant)>>; SHARDS],
 }
 
-impl Threads {
+impl ThreadCache {
     /// The cgroup of `tid` as of 50 ms ago at most; if it is not known, `find` looks it up. A
     /// failed look-up is not remembered.
     pub fn get(&self, tid: u32, find: impl FnOnce() -> Option<CgroupId>) -> Option<CgroupId> {
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn answers_are_used_for_a_moment_and_their_number_is_bounded() {
-        let threads = Threads::default();
+        let threads = ThreadCache::default();
         let mut asked = 0;
         let begun = Instant::now();
         while asked < 3 {

@@ -25,15 +25,15 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use sync::atomic::{AtomicBool, Ordering};
 use sync::{Mutex, thread};
 
-use crate::unwaited::Unwaited;
+use crate::background_close::BackgroundClose;
 use crate::{CgroupId, Found, Hierarchy};
 
 /// The interval of looks where no event reports a cgroup's end.
-const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
 /// A change of a watched cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum CgroupEvent {
     /// It was removed.
     Removed(CgroupId),
     /// It has another name.
@@ -49,28 +49,28 @@ pub struct Watch {
 
 struct Inner {
     tree: Hierarchy,
-    tell: Box<dyn Fn(Event) + Send + Sync>,
-    inotify: Option<Unwaited>,
-    /// Becomes readable when `stopping` or `must_look` is set.
+    report: Box<dyn Fn(CgroupEvent) + Send + Sync>,
+    inotify: Option<BackgroundClose>,
+    /// Becomes readable when `stopping` or `must_poll` is set.
     wake: OwnedFd,
     stopping: AtomicBool,
     /// Not every cgroup has a watch: the thread has to look.
-    must_look: AtomicBool,
+    must_poll: AtomicBool,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    known: HashMap<CgroupId, Place>,
-    by_place: HashMap<Place, CgroupId>,
+    known: HashMap<CgroupId, Location>,
+    by_location: HashMap<Location, CgroupId>,
     /// Directories with a watch, in both directions.
     by_watch: HashMap<i32, CgroupId>,
     watch_of: HashMap<CgroupId, i32>,
 }
 
-/// The place of a cgroup: its parent, and its name there.
+/// The location of a cgroup: its parent, and its name there.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Place {
+struct Location {
     parent: CgroupId,
     name: OsString,
 }
@@ -82,21 +82,24 @@ impl fmt::Debug for Inner {
 }
 
 impl Watch {
-    /// Calls `tell` for changes of cgroups of `tree`, once they were [added](Self::add). It must
+    /// Calls `report` for changes of cgroups of `tree`, once they were [added](Self::add). It must
     /// not call this watch. The thread logs in the caller's span.
     ///
     /// # Errors
     /// When the host gives no descriptor or no thread.
-    pub fn start(tree: Hierarchy, tell: impl Fn(Event) + Send + Sync + 'static) -> std::io::Result<Self> {
+    pub fn start(
+        tree: Hierarchy,
+        report: impl Fn(CgroupEvent) + Send + Sync + 'static,
+    ) -> std::io::Result<Self> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK);
         if let Err(error) = &inotify {
             tracing::warn!(%error, "no inotify: the end of cgroups is looked for twice a second");
         }
         let inner = Arc::new(Inner {
             tree,
-            tell: Box::new(tell),
-            must_look: AtomicBool::new(inotify.is_err()),
-            inotify: inotify.ok().map(Unwaited::new),
+            report: Box::new(report),
+            must_poll: AtomicBool::new(inotify.is_err()),
+            inotify: inotify.ok().map(BackgroundClose::new),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stopping: AtomicBool::new(false),
             state: Mutex::default(),
@@ -118,8 +121,8 @@ impl Watch {
         let mut at = inner.tree.mountpoint().to_owned();
         let mut parent = CgroupId::ROOT;
         for (id, name) in &found.chain {
-            let place = Place { parent, name: name.clone() };
-            let before = state.by_place.get(&place).copied();
+            let location = Location { parent, name: name.clone() };
+            let before = state.by_location.get(&location).copied();
             if before != Some(*id) {
                 inner.watch_directory(&mut state, parent, &at);
                 if inner.tree.id_at(&at.join(name)) != Some(*id) || state.known.contains_key(id) {
@@ -128,9 +131,9 @@ impl Watch {
                 }
                 if let Some(before) = before {
                     state.forget(before);
-                    (inner.tell)(Event::Removed(before));
+                    (inner.report)(CgroupEvent::Removed(before));
                 }
-                state.insert(*id, place);
+                state.insert(*id, location);
                 made(*id, parent, name);
             }
             at.push(name);
@@ -170,8 +173,8 @@ impl Inner {
                 self.read_events(inotify);
             }
             // ORDERING: Relaxed, as `stopping`.
-            if self.must_look.load(Ordering::Relaxed) {
-                self.look_at_all();
+            if self.must_poll.load(Ordering::Relaxed) {
+                self.poll_all();
             }
         }
     }
@@ -181,7 +184,7 @@ impl Inner {
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
         fds.extend(self.inotify.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         // ORDERING: Relaxed, as `stopping`.
-        let timeout = self.must_look.load(Ordering::Relaxed).then_some(&LOOK);
+        let timeout = self.must_poll.load(Ordering::Relaxed).then_some(&POLL_INTERVAL);
         if let Err(error) = poll(&mut fds, timeout)
             && error != rustix::io::Errno::INTR
         {
@@ -198,7 +201,7 @@ impl Inner {
         let _full = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    fn read_events(&self, inotify: &Unwaited) {
+    fn read_events(&self, inotify: &BackgroundClose) {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(inotify, &mut buffer);
         let mut moving = HashMap::new();
@@ -207,7 +210,7 @@ impl Inner {
             let mut state = self.state.lock();
             if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
                 drop(state);
-                self.look_at_all();
+                self.poll_all();
                 continue;
             }
             let Some(parent) = state.by_watch.get(&event.wd()).copied() else { continue };
@@ -217,64 +220,64 @@ impl Inner {
                 continue;
             }
             let Some(name) = event.file_name() else { continue };
-            let place = Place { parent, name: OsStr::from_bytes(name.to_bytes()).to_owned() };
+            let location = Location { parent, name: OsStr::from_bytes(name.to_bytes()).to_owned() };
             if flags.contains(ReadFlags::MOVED_TO) {
                 if let Some(id) = moving.remove(&event.cookie()) {
-                    self.rename(&mut state, id, place);
+                    self.rename(&mut state, id, location);
                 }
-            } else if let Some(id) = state.by_place.get(&place).copied() {
+            } else if let Some(id) = state.by_location.get(&location).copied() {
                 if flags.contains(ReadFlags::MOVED_FROM) {
                     moving.insert(event.cookie(), id);
                 } else {
-                    self.look_at(&mut state, id);
+                    self.poll(&mut state, id);
                 }
             }
         }
         // The other half of a renaming came too late: looks for the cgroup.
         let mut state = self.state.lock();
         for id in moving.into_values() {
-            self.look_at(&mut state, id);
+            self.poll(&mut state, id);
         }
     }
 
-    fn look_at_all(&self) {
+    fn poll_all(&self) {
         let mut state = self.state.lock();
         let all: Vec<CgroupId> = state.known.keys().copied().collect();
         for id in all {
-            self.look_at(&mut state, id);
+            self.poll(&mut state, id);
         }
     }
 
-    /// Reports a cgroup that is not at its known place.
-    fn look_at(&self, state: &mut State, id: CgroupId) {
-        let Some(place) = state.known.get(&id).cloned() else { return };
-        let parent = self.path(state, place.parent);
-        if self.tree.id_at(&parent.join(&place.name)) == Some(id) {
+    /// Reports a cgroup that is not at its known location.
+    fn poll(&self, state: &mut State, id: CgroupId) {
+        let Some(location) = state.known.get(&id).cloned() else { return };
+        let parent = self.path(state, location.parent);
+        if self.tree.id_at(&parent.join(&location.name)) == Some(id) {
             return;
         }
         let entries = std::fs::read_dir(&parent).into_iter().flatten().flatten();
         let mut names = entries.map(|entry| entry.file_name());
         match names.find(|name| self.tree.id_at(&parent.join(name)) == Some(id)) {
-            Some(name) => self.rename(state, id, Place { parent: place.parent, name }),
+            Some(name) => self.rename(state, id, Location { parent: location.parent, name }),
             None => {
                 state.forget(id);
-                (self.tell)(Event::Removed(id));
+                (self.report)(CgroupEvent::Removed(id));
             }
         }
     }
 
-    fn rename(&self, state: &mut State, id: CgroupId, place: Place) {
-        let name = place.name.clone();
-        state.forget_place(id);
-        state.insert(id, place);
-        (self.tell)(Event::Renamed(id, name));
+    fn rename(&self, state: &mut State, id: CgroupId, location: Location) {
+        let name = location.name.clone();
+        state.forget_location(id);
+        state.insert(id, location);
+        (self.report)(CgroupEvent::Renamed(id, name));
     }
 
     fn path(&self, state: &State, mut id: CgroupId) -> PathBuf {
         let mut names = Vec::new();
-        while let Some(place) = state.known.get(&id) {
-            names.push(&place.name);
-            id = place.parent;
+        while let Some(location) = state.known.get(&id) {
+            names.push(&location.name);
+            id = location.parent;
         }
         let mut path = self.tree.mountpoint().to_owned();
         path.extend(names.into_iter().rev());
@@ -294,7 +297,7 @@ impl Inner {
             // The caller finds that the directory is gone.
             Some(Err(rustix::io::Errno::NOENT)) => {}
             // ORDERING: Relaxed, as `stopping`.
-            Some(Err(error)) if !self.must_look.swap(true, Ordering::Relaxed) => {
+            Some(Err(error)) if !self.must_poll.swap(true, Ordering::Relaxed) => {
                 tracing::warn!(%error, "the end of some cgroups is looked for twice a second");
                 self.wake();
             }
@@ -304,22 +307,22 @@ impl Inner {
 }
 
 impl State {
-    fn insert(&mut self, id: CgroupId, place: Place) {
-        self.by_place.insert(place.clone(), id);
-        self.known.insert(id, place);
+    fn insert(&mut self, id: CgroupId, location: Location) {
+        self.by_location.insert(location.clone(), id);
+        self.known.insert(id, location);
     }
 
     fn forget(&mut self, id: CgroupId) {
-        self.forget_place(id);
+        self.forget_location(id);
         self.known.remove(&id);
     }
 
-    /// Another cgroup may have the place by now.
-    fn forget_place(&mut self, id: CgroupId) {
-        if let Some(place) = self.known.get(&id)
-            && self.by_place.get(place) == Some(&id)
+    /// Another cgroup may have the location by now.
+    fn forget_location(&mut self, id: CgroupId) {
+        if let Some(location) = self.known.get(&id)
+            && self.by_location.get(location) == Some(&id)
         {
-            self.by_place.remove(place);
+            self.by_location.remove(location);
         }
     }
 }

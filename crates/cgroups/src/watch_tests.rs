@@ -10,14 +10,14 @@ struct Rig {
     dir: tempfile::TempDir,
     tree: Hierarchy,
     watch: Watch,
-    told: Receiver<Event>,
+    told: Receiver<CgroupEvent>,
 }
 
 fn rig() -> Rig {
     let dir = tempfile::tempdir().unwrap();
     let tree = Hierarchy::at(dir.path(), "x");
-    let (tell, told) = channel();
-    let watch = Watch::start(tree.clone(), move |event| tell.send(event).unwrap()).unwrap();
+    let (report, told) = channel();
+    let watch = Watch::start(tree.clone(), move |event| report.send(event).unwrap()).unwrap();
     Rig { dir, tree, watch, told }
 }
 
@@ -30,7 +30,7 @@ impl Rig {
         found.id()
     }
 
-    fn next(&self) -> Event {
+    fn next(&self) -> CgroupEvent {
         self.told.recv_timeout(Duration::from_secs(60)).expect("nothing was told")
     }
 }
@@ -40,11 +40,11 @@ fn removal_and_renaming_are_told_once_each() {
     let rig = rig();
     let (a, b) = (rig.add("a"), rig.add("a/b"));
     std::fs::rename(rig.dir.path().join("a"), rig.dir.path().join("c")).unwrap();
-    assert_eq!(rig.next(), Event::Renamed(a, "c".into()));
+    assert_eq!(rig.next(), CgroupEvent::Renamed(a, "c".into()));
     std::fs::remove_dir(rig.dir.path().join("c/b")).unwrap();
-    assert_eq!(rig.next(), Event::Removed(b));
+    assert_eq!(rig.next(), CgroupEvent::Removed(b));
     std::fs::remove_dir(rig.dir.path().join("c")).unwrap();
-    assert_eq!(rig.next(), Event::Removed(a));
+    assert_eq!(rig.next(), CgroupEvent::Removed(a));
     assert!(rig.watch.is_empty() && rig.told.try_recv().is_err());
 }
 
@@ -57,9 +57,9 @@ fn a_directory_made_again_under_the_same_name_is_another() {
     std::fs::remove_dir(rig.dir.path().join("a")).unwrap();
     let new = rig.add("a");
     assert_ne!(old, new);
-    assert_eq!(rig.next(), Event::Removed(old));
+    assert_eq!(rig.next(), CgroupEvent::Removed(old));
     std::fs::remove_dir(rig.dir.path().join("a")).unwrap();
-    assert_eq!(rig.next(), Event::Removed(new));
+    assert_eq!(rig.next(), CgroupEvent::Removed(new));
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn who_is_added_is_told_with_those_above_and_what_is_gone_is_refused() {
 fn without_inotify_the_end_is_found_by_looking() {
     let rig = rig();
     // ORDERING: Relaxed, as in the product.
-    rig.watch.inner.must_look.store(true, Ordering::Relaxed);
+    rig.watch.inner.must_poll.store(true, Ordering::Relaxed);
     rig.watch.inner.wake();
     let a = rig.add("a");
     let watches: Vec<i32> = rig.watch.inner.state.lock().by_watch.keys().copied().collect();
@@ -92,7 +92,7 @@ fn without_inotify_the_end_is_found_by_looking() {
         inotify::remove_watch(rig.watch.inner.inotify.as_ref().unwrap(), watch).unwrap();
     }
     std::fs::rename(rig.dir.path().join("a"), rig.dir.path().join("b")).unwrap();
-    assert_eq!(rig.next(), Event::Renamed(a, "b".into()));
+    assert_eq!(rig.next(), CgroupEvent::Renamed(a, "b".into()));
     std::fs::remove_dir(rig.dir.path().join("b")).unwrap();
-    assert_eq!(rig.next(), Event::Removed(a));
+    assert_eq!(rig.next(), CgroupEvent::Removed(a));
 }

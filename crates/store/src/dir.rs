@@ -106,8 +106,8 @@ pub struct DirCounters {
     pub objects: usize,
     /// Descriptors of objects, the root's included.
     pub open: usize,
-    /// Objects whose descriptors are put away.
-    pub away: usize,
+    /// Objects whose descriptors are evicted.
+    pub evicted: usize,
 }
 
 pub(crate) struct Inner {
@@ -175,7 +175,7 @@ impl DirStore {
     #[must_use]
     pub fn counters(&self) -> DirCounters {
         let unsynced = &self.inner.unsynced;
-        let (open, away) = self.inner.paths.counts();
+        let (open, evicted) = self.inner.paths.counts();
         DirCounters {
             data_syncs: unsynced.data_syncs.get(),
             dir_syncs: unsynced.dir_syncs.get(),
@@ -183,7 +183,7 @@ impl DirStore {
             unsynced: unsynced.len(),
             objects: self.inner.table.len(),
             open,
-            away,
+            evicted,
         }
     }
 }
@@ -421,7 +421,7 @@ impl Store for DirStore {
     fn forget(&self, id: ObjectId, n: u64) {
         if id != ObjectId::ROOT {
             let left_over = self.inner.table.forget(id, n);
-            self.inner.let_go(left_over);
+            self.inner.drop_unlinked(left_over);
         }
     }
 

@@ -219,12 +219,12 @@ impl Store for MemStore {
         let mut data = to.data.write();
         let mut done = 0;
         let mut result = Ok(());
-        for piece in &shared {
-            result = data.put_shared(piece, dst_off + piece.at as u64);
+        for extent in &shared {
+            result = data.put_shared(extent, dst_off + extent.at as u64);
             if result.is_err() {
                 break;
             }
-            done += piece.len() as u64;
+            done += extent.len() as u64;
         }
         to.note_write(&data);
         if done > 0 { Ok(done) } else { result.map(|()| 0) }

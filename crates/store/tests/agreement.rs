@@ -427,7 +427,7 @@ impl Side {
 
 fn run(ops: &[Op]) {
     let top = tempfile::tempdir().unwrap();
-    // Few descriptors, so that putting them away takes part.
+    // Few descriptors, so that evicting them takes part.
     let options = DirOptions { open_max: Some(1), unsynced_max: Some(8), ..Default::default() };
     let dir = DirStore::open_with(top.path(), options).unwrap();
     let mut dir = Side::new(dir);

@@ -291,7 +291,7 @@ fn crowded() -> Option<(Place, Arc<DirStore>)> {
     }
     let more: Vec<_> = (0..100).map(|i| mkdir(&*store, ROOT, &format!("d{i}"))).collect();
     assert_eq!(more.len(), 100);
-    if store.counters().away == 0 {
+    if store.counters().evicted == 0 {
         assert!(!is_root(), "root can put descriptors away");
         testing::skipped("opening by handle needs root");
         return None;
@@ -304,7 +304,7 @@ fn descriptors_are_bounded_and_come_back() {
     let Some((_place, store)) = crowded() else { return };
     let counters = store.counters();
     assert_eq!(counters.objects, 600);
-    assert_eq!(counters.open + counters.away, 601);
+    assert_eq!(counters.open + counters.evicted, 601);
     assert!(counters.open <= 64 + 32, "{counters:?}");
     for i in 0..500 {
         let name = format!("f{i}");
@@ -397,7 +397,7 @@ fn nothing_referenced_is_lost_among_many_threads() {
     store.sync().unwrap();
     let counters = store.counters();
     assert_eq!((counters.objects, counters.unsynced), (0, 0), "{counters:?}");
-    assert_eq!((counters.open, counters.away), (1, 0), "only the root is left");
+    assert_eq!((counters.open, counters.evicted), (1, 0), "only the root is left");
 }
 
 #[test]
@@ -407,7 +407,7 @@ fn a_number_used_again_by_somebody_else_is_another_object() {
     for i in 0..100 {
         create(&*store, ROOT, &format!("crowd{i}"));
     }
-    // Behind the store's back: most of these are put away, and their numbers get free.
+    // Behind the store's back: most of these are evicted, and their numbers get free.
     for i in 0..500 {
         fs::remove_file(place.source.join(format!("f{i}"))).unwrap();
     }

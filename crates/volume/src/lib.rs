@@ -42,26 +42,6 @@
 
 #![forbid(unsafe_code)]
 
-/// File data: the cache, and its way to the store and back.
-mod io {
-    pub(crate) mod cache;
-    pub(crate) mod page;
-    mod read;
-    mod reserve;
-    pub(crate) mod throttled;
-    pub(crate) mod write;
-    mod writeback;
-}
-
-/// From a volume's figures and syncs to its end.
-mod lifecycle {
-    pub mod abort;
-    mod shutdown;
-    pub(crate) mod state;
-    pub(crate) mod status;
-    mod sync;
-}
-
 mod cancel;
 mod core;
 mod deferred_close;
@@ -70,6 +50,8 @@ pub mod events;
 mod files;
 mod handles;
 mod inode;
+mod io;
+mod lifecycle;
 mod limits;
 mod names;
 mod privileges;

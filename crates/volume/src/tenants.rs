@@ -1,13 +1,13 @@
 //! Tenants: the cgroups that requests belong to.
 //!
 //! A tenant is a cgroup of the host. The cgroup of a request's thread is looked up when it writes,
-//! or opens a file to write, and is true as of 50 ms before (see [`cgroups::Threads`]). Requests
+//! or opens a file to write, and is true as of 50 ms before (see [`cgroups::ThreadCache`]). Requests
 //! without a thread (memory-mapped writes, kernel write-back) count for the inode's owner, and for
 //! the opener if it has none: for the nearest ancestor that lives of an opener that was removed.
 
 use std::sync::Arc;
 
-use cgroups::{CgroupId, Event, Hierarchy, Threads, Watch};
+use cgroups::{CgroupEvent, CgroupId, Hierarchy, ThreadCache, Watch};
 use throttle::CgroupPath;
 use writeback::{Cgroup, Switcher};
 
@@ -28,7 +28,7 @@ pub struct Tenants {
 #[derive(Debug)]
 struct Host {
     tree: Hierarchy,
-    threads: Arc<Threads>,
+    threads: Arc<ThreadCache>,
     watch: Watch,
 }
 
@@ -39,15 +39,15 @@ impl Tenants {
     /// When the host gives no thread or descriptor.
     pub fn of(tree: Hierarchy) -> std::io::Result<Arc<Self>> {
         let switcher = Arc::<Switcher>::default();
-        let threads = Arc::<Threads>::default();
+        let threads = Arc::<ThreadCache>::default();
         let watch = {
             let (switcher, threads) = (Arc::clone(&switcher), Arc::clone(&threads));
             Watch::start(tree.clone(), move |event| match event {
-                Event::Removed(id) => {
+                CgroupEvent::Removed(id) => {
                     threads.forget(id);
                     switcher.remove_cgroup(id);
                 }
-                Event::Renamed(id, name) => switcher.rename_cgroup(id, &name),
+                CgroupEvent::Renamed(id, name) => switcher.rename_cgroup(id, &name),
             })?
         };
         Ok(Arc::new(Self { switcher, host: Some(Host { tree, threads, watch }) }))

@@ -31,44 +31,11 @@
 #![cfg_attr(not(loom), forbid(unsafe_code))]
 #![deny(unsafe_code)]
 
-/// Who may dirty more: the hard bound on cached pages, and the dirty limits of cgroups.
-mod dirty {
-    pub(crate) mod budget;
-    pub(crate) mod limits;
-}
-
-/// One backing device: its wbs, their inodes and its flushers.
-mod device {
-    pub(crate) mod bdi;
-    pub(crate) mod flushers;
-    pub(crate) mod inode;
-    pub(crate) mod wb;
-    pub(crate) mod wbs;
-}
-
-/// What threads do with a device.
-mod ops {
-    mod balance;
-    pub(crate) mod flusher;
-    mod lists;
-    mod moves;
-    pub(crate) mod offline;
-    pub(crate) mod sync;
-}
-
-/// The owners of data, and the ownership switches that an unmount waits for.
-mod switch {
-    pub(crate) mod cgroup;
-    pub(crate) mod domain;
-    pub(crate) mod drain;
-    pub(crate) mod foreign;
-    pub(crate) mod pending;
-    pub(crate) mod strategy;
-    pub(crate) mod switcher;
-    pub(crate) mod work_queue;
-}
-
+mod device;
+mod dirty;
 mod errseq;
+mod ops;
+mod switch;
 
 pub use device::bdi::{Bdi, BdiOptions, BdiStatus};
 pub use device::inode::{Inode, InodeWb, Outcome};

@@ -65,7 +65,7 @@ pub(crate) fn capabilities() -> CapabilitySet {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Taken {
+struct ThreadCreds {
     umask_is: Umask,
     /// Capabilities stay when ids change.
     keeps_capabilities: bool,
@@ -85,15 +85,15 @@ enum Umask {
 }
 
 thread_local! {
-    static TAKEN: Cell<Taken> = const {
-        Cell::new(Taken { umask_is: Umask::Untouched, keeps_capabilities: false, ids: None, umask: None })
+    static THREAD_CREDS: Cell<ThreadCreds> = const {
+        Cell::new(ThreadCreds { umask_is: Umask::Untouched, keeps_capabilities: false, ids: None, umask: None })
     };
 }
 
 /// While the guard lives, objects that this thread makes belong to the creator.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Guard {
+pub(crate) struct CredsGuard {
     put_back: Option<(u32, u32)>,
     /// Bits of the mode that the kernel will not take away.
     mask: u32,
@@ -102,61 +102,61 @@ pub(crate) struct Guard {
 }
 
 /// Takes the identity of `creator` for this thread.
-pub(crate) fn take(how: Ownership, creator: Creator) -> Result<Guard, Errno> {
-    let mut taken = TAKEN.get();
+pub(crate) fn take(how: Ownership, creator: Creator) -> Result<CredsGuard, Errno> {
+    let mut held = THREAD_CREDS.get();
     let umask = creator.umask & 0o777;
-    if taken.umask_is == Umask::Untouched {
-        taken.umask_is = if raw::unshare_fs().is_ok() { Umask::Own } else { Umask::Shared };
+    if held.umask_is == Umask::Untouched {
+        held.umask_is = if raw::unshare_fs().is_ok() { Umask::Own } else { Umask::Shared };
     }
-    let (wanted, mask) = if taken.umask_is == Umask::Own { (umask, 0) } else { (0, umask) };
-    if taken.umask != Some(wanted) {
+    let (wanted, mask) = if held.umask_is == Umask::Own { (umask, 0) } else { (0, umask) };
+    if held.umask != Some(wanted) {
         rustix::process::umask(Mode::from_raw_mode(wanted));
-        taken.umask = Some(wanted);
+        held.umask = Some(wanted);
     }
-    TAKEN.set(taken);
+    THREAD_CREDS.set(held);
     let put_back = match how {
         Ownership::Process => None,
         Ownership::Creator => {
-            take_ids(&mut taken, creator.uid, creator.gid)?;
+            take_ids(&mut held, creator.uid, creator.gid)?;
             None
         }
-        Ownership::CreatorForOneCall => Some(take_ids(&mut taken, creator.uid, creator.gid)?),
+        Ownership::CreatorForOneCall => Some(take_ids(&mut held, creator.uid, creator.gid)?),
     };
-    Ok(Guard { put_back, mask, not_send: PhantomData })
+    Ok(CredsGuard { put_back, mask, not_send: PhantomData })
 }
 
 /// Sets the thread's file-system ids, and says what they were before.
-fn take_ids(taken: &mut Taken, uid: u32, gid: u32) -> Result<(u32, u32), Errno> {
-    if taken.ids == Some((uid, gid)) {
+fn take_ids(held: &mut ThreadCreds, uid: u32, gid: u32) -> Result<(u32, u32), Errno> {
+    if held.ids == Some((uid, gid)) {
         return Ok((uid, gid));
     }
-    if !taken.keeps_capabilities {
+    if !held.keeps_capabilities {
         let bits = rustix::thread::capabilities_secure_bits()?;
         rustix::thread::set_capabilities_secure_bits(bits | CapabilitiesSecureBits::NO_SETUID_FIXUP)?;
-        taken.keeps_capabilities = true;
+        held.keeps_capabilities = true;
     }
-    taken.ids = None;
-    TAKEN.set(*taken);
+    held.ids = None;
+    THREAD_CREDS.set(*held);
     let before = (raw::set_fs_uid(uid)?, raw::set_fs_gid(gid)?);
-    taken.ids = Some((uid, gid));
-    TAKEN.set(*taken);
+    held.ids = Some((uid, gid));
+    THREAD_CREDS.set(*held);
     Ok(before)
 }
 
-impl Guard {
+impl CredsGuard {
     /// The mode to give to the system call.
     pub(crate) fn mode(&self, perm: u32) -> Mode {
         Mode::from_raw_mode(perm & 0o7777 & !self.mask)
     }
 }
 
-impl Drop for Guard {
+impl Drop for CredsGuard {
     fn drop(&mut self) {
         let Some((uid, gid)) = self.put_back else { return };
-        let mut taken = TAKEN.get();
+        let mut held = THREAD_CREDS.get();
         // Going back to ids that this thread had is always allowed; if it fails even so, the next
         // creation notices that `ids` is unknown and sets them again.
-        let _ = take_ids(&mut taken, uid, gid);
+        let _ = take_ids(&mut held, uid, gid);
     }
 }
 

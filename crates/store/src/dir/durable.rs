@@ -341,9 +341,9 @@ impl Inner {
         drop(names);
     }
 
-    /// Lets go of an object that cannot be reached any more and that only waits to be synced:
+    /// Drops an object that cannot be reached any more and that only waits to be synced:
     /// without a name there is nothing to sync, and its space is to be free at once.
-    pub(crate) fn let_go(&self, left_over: Option<Arc<DirNode>>) {
+    pub(crate) fn drop_unlinked(&self, left_over: Option<Arc<DirNode>>) {
         let Some(node) = left_over else { return };
         let is_open = node.data.lock().strong_count() > 0;
         if is_open {

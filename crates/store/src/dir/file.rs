@@ -54,9 +54,9 @@ impl Drop for DirFile {
         if !self.store.can_open_any && self.can_write {
             Inner::keep_for_sync(&self.node, &self.fd);
         }
-        self.store.leave_data(&self.node, &self.fd);
+        self.store.swap_for_path_fd(&self.node, &self.fd);
         let left_over = self.store.table.unpin(&self.node);
-        self.store.let_go(left_over);
+        self.store.drop_unlinked(left_over);
     }
 }
 

@@ -25,9 +25,9 @@ impl Inner {
     }
 
     /// Makes an entry of an object that was found or made in `parent`.
-    fn enter(&self, parent: &Arc<DirNode>, fd: Arc<OwnedFd>, stat: &Statx) -> (Entry, Arc<DirNode>) {
+    fn intern_entry(&self, parent: &Arc<DirNode>, fd: Arc<OwnedFd>, stat: &Statx) -> (Entry, Arc<DirNode>) {
         let attr = attrs::attr_of(stat);
-        let (node, is_new) = self.know(Arc::clone(&fd), attr.ino, attr.kind);
+        let (node, is_new) = self.intern(Arc::clone(&fd), attr.ino, attr.kind);
         if is_new && let Some(at) = Self::unsynced_entries(parent) {
             // Its name may be one of those that are not durable.
             Self::note_name(&node, parent, at);
@@ -41,7 +41,7 @@ impl Inner {
         let dir_fd = self.fd(&dir, op)?;
         let fd = self.open_path(dir_fd.as_fd(), name).map_err(errno::failed(op))?;
         let stat = self.stat_inside(fd.as_fd(), op)?;
-        Ok(self.enter(&dir, Arc::new(fd), &stat).0)
+        Ok(self.intern_entry(&dir, Arc::new(fd), &stat).0)
     }
 
     pub(crate) fn create(
@@ -72,7 +72,7 @@ impl Inner {
     /// The object that was just made and is open as `data`.
     fn created(self: &Arc<Self>, dir: &Arc<DirNode>, data: OwnedFd, stat: &Statx) -> (Created, Arc<DirNode>) {
         let data = Arc::new(data);
-        let (entry, node) = self.enter(dir, Arc::clone(&data), stat);
+        let (entry, node) = self.intern_entry(dir, Arc::clone(&data), stat);
         let file = DirFile::of_new(self, &node, data);
         (Created { entry, file }, node)
     }
@@ -133,7 +133,7 @@ impl Inner {
         let at = self.changed(&dir, Change::Data);
         let fd = self.open_path(dir_fd.as_fd(), name).map_err(errno::failed(op))?;
         let stat = self.stat_inside(fd.as_fd(), op)?;
-        let (entry, node) = self.enter(&dir, Arc::new(fd), &stat);
+        let (entry, node) = self.intern_entry(&dir, Arc::new(fd), &stat);
         Self::note_name(&node, &dir, at);
         Ok(entry)
     }
@@ -155,7 +155,7 @@ impl Inner {
         // Without a name until now, it may have been passed over by a sync.
         self.changed(&node, Change::Data);
         let stat = self.stat(fd.as_fd(), op)?;
-        self.table.refer(&node);
+        self.table.add_reference(&node);
         let generation = recall::generation_of(&node, fd.as_fd(), &stat);
         Ok(Entry { id, attr: attrs::attr_of(&stat), generation })
     }
@@ -164,7 +164,7 @@ impl Inner {
         let op = if is_dir { "rmdir" } else { "unlink" };
         let dir = self.table.get(parent, op)?;
         let dir_fd = self.fd(&dir, op)?;
-        let _doomed = self.hold_named(dir_fd.as_fd(), name);
+        let _doomed = self.keep_through_unlink(dir_fd.as_fd(), name);
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         rustix::fs::unlinkat(&dir_fd, name.as_os_str(), flags).map_err(errno::failed(op))?;
         self.changed(&dir, Change::Data);
@@ -183,7 +183,7 @@ impl Inner {
         let from = self.table.get(parent, op)?;
         let to = self.table.get(new_parent, op)?;
         let (from_fd, to_fd) = (self.fd(&from, op)?, self.fd(&to, op)?);
-        let _doomed = self.hold_named(to_fd.as_fd(), new_name);
+        let _doomed = self.keep_through_unlink(to_fd.as_fd(), new_name);
         let how = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
         rustix::fs::renameat_with(&from_fd, name.as_os_str(), &to_fd, new_name.as_os_str(), how)
             .map_err(errno::failed(op))?;

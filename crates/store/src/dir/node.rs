@@ -4,7 +4,7 @@
 //! * `id`, `ino`, `kind`: immutable.
 //! * `generation`: set once, by the thread that enters the object first or finds it again
 //!   meanwhile.
-//! * `path`: protected by its lock; without a descriptor while that is put away (see
+//! * `path`: protected by its lock; without a descriptor while that is evicted (see
 //!   [`paths`](super::paths)).
 //! * `data`: protected by its lock, which is held while the data is being opened, so that all
 //!   openings share one descriptor.
@@ -47,7 +47,7 @@ pub(crate) struct DirNode {
 
 impl DirNode {
     pub(crate) fn new(id: ObjectId, ino: u64, kind: FileType, path: Arc<OwnedFd>, paths: Arc<Paths>) -> Self {
-        paths.opened();
+        paths.count_opened();
         Self {
             id,
             ino,
@@ -70,6 +70,6 @@ impl DirNode {
 impl Drop for DirNode {
     fn drop(&mut self) {
         let is_open = self.path.lock().fd.is_some();
-        self.paths.ended(is_open);
+        self.paths.count_ended(is_open);
     }
 }

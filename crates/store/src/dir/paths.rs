@@ -1,18 +1,19 @@
 //! Keeps the number of `O_PATH` descriptors bounded.
 //!
 //! The kernel may keep millions of look-ups; a process has fewer descriptors than that. Where the
-//! process may open objects by file handle (`CAP_DAC_READ_SEARCH`), the store puts away the
+//! process may open objects by file handle (`CAP_DAC_READ_SEARCH`), the store evicts the
 //! descriptors of objects that were not used lately: it notes the handle, closes the descriptor,
 //! and opens it again when the object is used. Where it may not, a full table of descriptors is
 //! [`ErrorKind::TooManyFiles`](crate::ErrorKind::TooManyFiles).
 //!
-//! The store does not hold an object whose descriptor is put away. So:
-//! * an object without a name is never put away ([`Inner::put_away`] looks at its link count);
+//! The store does not hold an object whose descriptor is evicted. So:
+//! * an object without a name is never evicted ([`Inner::evict`] looks at its link count);
 //! * a thread that removes a name holds the object meanwhile, and gives it its descriptor back
-//!   afterwards ([`Inner::hold_named`], [`Doomed`]). Both happen under [`DirNode::path`]'s lock: a
-//!   removal is either over, and the count is seen to be zero, or it puts back what was put away;
+//!   afterwards ([`Inner::keep_through_unlink`], [`UnlinkGuard`]). Both happen under
+//!   [`DirNode::path`]'s lock: a removal is either over, and the count is seen to be zero, or it
+//!   puts back what was evicted;
 //! * the inode's number may come to name another object when another process removes it. Handles
-//!   tell the two apart ([`Inner::know`]).
+//!   tell the two apart ([`Inner::intern`]).
 //!
 //! Objects with open data, or with changes that are not durable, keep their descriptors. A file
 //! that was just made has one descriptor for its data and for itself, until the data is closed.
@@ -20,8 +21,8 @@
 //! Lock order: [`DirNode::path`], then the table's shards; `Paths::medium` is a leaf. Of two
 //! objects' locks the second is only tried.
 //!
-//! `open`, `away`, `last` and `next_search` are figures of the moment: only the choice of when to
-//! put away or to refuse depends on them.
+//! `open`, `evicted`, `last` and `next_search` are figures of the moment: only the choice of when
+//! to evict or to refuse depends on them.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -33,11 +34,11 @@ use sync::atomic::{AtomicUsize, Ordering};
 
 use super::node::DirNode;
 use super::sys::Handle;
-use super::table::Entered;
+use super::table::Inserted;
 use super::{Inner, attrs, errno, sys};
 use crate::{FileType, Name, Result};
 
-/// Descriptors put away at a time, at most.
+/// Descriptors evicted at a time, at most.
 const BATCH_MAX: usize = 32;
 
 /// Descriptors left to the rest of the process: its sockets, its terminal, its own files.
@@ -52,7 +53,7 @@ pub(crate) fn reserve(limit: usize) -> usize {
 #[derive(Debug)]
 pub(crate) struct PathFd {
     pub(crate) fd: Option<Arc<OwnedFd>>,
-    /// Noted when the descriptor is first put away.
+    /// Noted when the descriptor is first evicted.
     handle: Option<Handle>,
     /// Used since it was last looked at.
     is_used: bool,
@@ -73,11 +74,11 @@ pub(crate) struct Paths {
     /// The number of the descriptor that was opened last. The kernel gives the lowest free one.
     last: AtomicUsize,
     open: AtomicUsize,
-    away: AtomicUsize,
-    /// After a search that found nothing to put away: how many are open before the next one.
+    evicted: AtomicUsize,
+    /// After a search that found nothing to evict: how many are open before the next one.
     next_search: AtomicUsize,
     /// Whether the process may open by handle.
-    can_put_away: bool,
+    can_evict: bool,
     /// Any directory of the medium, to open handles with; `None` where that is not possible, and
     /// after the store's close.
     medium: Mutex<Option<Arc<OwnedFd>>>,
@@ -97,16 +98,16 @@ impl Paths {
             ceiling: descriptors,
             last: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
-            away: AtomicUsize::new(0),
+            evicted: AtomicUsize::new(0),
             next_search: AtomicUsize::new(0),
-            can_put_away: medium.is_some(),
+            can_evict: medium.is_some(),
             medium: Mutex::new(medium),
         }
     }
 
-    /// Whether descriptors can be put away.
-    pub(crate) fn can_put_away(&self) -> bool {
-        self.can_put_away
+    /// Whether descriptors can be evicted.
+    pub(crate) fn can_evict(&self) -> bool {
+        self.can_evict
     }
 
     /// Closes the descriptors of the store's root, however long the store itself is kept: they are
@@ -114,20 +115,20 @@ impl Paths {
     pub(crate) fn close(&self, root: &DirNode) {
         drop(self.medium.lock().take());
         if root.path.lock().fd.take().is_some() {
-            self.went_away();
+            self.count_evicted();
         }
     }
 
-    /// Descriptors open, and put away.
+    /// Descriptors open, and evicted.
     pub(crate) fn counts(&self) -> (usize, usize) {
         // ORDERING: Relaxed, a figure of the moment.
-        (self.open.load(Ordering::Relaxed), self.away.load(Ordering::Relaxed))
+        (self.open.load(Ordering::Relaxed), self.evicted.load(Ordering::Relaxed))
     }
 
     fn is_crowded(&self) -> bool {
         // ORDERING: Relaxed, see the module's head.
         let next = self.next_search.load(Ordering::Relaxed);
-        self.can_put_away() && self.counts().0 > self.bound.max(next)
+        self.can_evict() && self.counts().0 > self.bound.max(next)
     }
 
     fn batch(&self) -> usize {
@@ -156,43 +157,43 @@ impl Paths {
     }
 
     /// Counts the descriptor of a new object.
-    pub(crate) fn opened(&self) {
+    pub(crate) fn count_opened(&self) {
         // ORDERING: Relaxed here and below, see the module's head.
         self.open.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts the end of an object.
-    pub(crate) fn ended(&self, was_open: bool) {
-        let count = if was_open { &self.open } else { &self.away };
+    pub(crate) fn count_ended(&self, was_open: bool) {
+        let count = if was_open { &self.open } else { &self.evicted };
         // ORDERING: Relaxed, see the module's head.
         count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn went_away(&self) {
+    fn count_evicted(&self) {
         // ORDERING: Relaxed, see the module's head.
-        self.away.fetch_add(1, Ordering::Relaxed);
+        self.evicted.fetch_add(1, Ordering::Relaxed);
         // ORDERING: Relaxed, as above.
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn came_back(&self) {
+    fn count_reopened(&self) {
         // ORDERING: Relaxed, see the module's head.
         self.open.fetch_add(1, Ordering::Relaxed);
         // ORDERING: Relaxed, as above.
-        self.away.fetch_sub(1, Ordering::Relaxed);
+        self.evicted.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// An object that is about to lose a name.
 #[derive(Debug)]
-pub(crate) struct Doomed<'a> {
+pub(crate) struct UnlinkGuard<'a> {
     store: &'a Inner,
     node: Arc<DirNode>,
     fd: Arc<OwnedFd>,
 }
 
-impl Drop for Doomed<'_> {
-    /// Gives the object its descriptor back, if that was put away meanwhile.
+impl Drop for UnlinkGuard<'_> {
+    /// Gives the object its descriptor back, if that was evicted meanwhile.
     fn drop(&mut self) {
         let mut path = self.node.path.lock();
         if path.fd.is_some() {
@@ -200,12 +201,12 @@ impl Drop for Doomed<'_> {
         }
         path.fd = Some(Arc::clone(&self.fd));
         drop(path);
-        self.store.came_back(&self.node);
+        self.store.count_reopened(&self.node);
     }
 }
 
 impl Inner {
-    /// The object's descriptor, opened again if it was put away.
+    /// The object's descriptor, opened again if it was evicted.
     pub(crate) fn fd(&self, node: &Arc<DirNode>, op: &'static str) -> Result<Arc<OwnedFd>> {
         let mut path = node.path.lock();
         path.is_used = true;
@@ -216,15 +217,15 @@ impl Inner {
         let fd = Arc::new(fd);
         path.fd = Some(Arc::clone(&fd));
         drop(path);
-        self.came_back(node);
+        self.count_reopened(node);
         Ok(fd)
     }
 
     /// Counts that `node` has a descriptor again.
-    fn came_back(&self, node: &DirNode) {
-        self.paths.came_back();
+    fn count_reopened(&self, node: &DirNode) {
+        self.paths.count_reopened();
         self.table.queue(node);
-        self.put_some_away();
+        self.evict_if_crowded();
     }
 
     fn open_again(&self, node: &DirNode, handle: Option<&Handle>) -> Result<OwnedFd, Errno> {
@@ -233,7 +234,7 @@ impl Inner {
         let open = || sys::open_handle(medium.as_fd(), handle);
         let fd = match open() {
             Err(Errno::MFILE | Errno::NFILE) => {
-                self.put_away_a_batch();
+                self.evict_batch();
                 open()?
             }
             other => other?,
@@ -244,20 +245,20 @@ impl Inner {
         if attr.ino == node.ino && attr.kind == node.kind { Ok(fd) } else { Err(Errno::STALE) }
     }
 
-    /// Opens by `open`, after descriptors were put away if there are too many; refuses while too
+    /// Opens by `open`, after descriptors were evicted if there are too many; refuses while too
     /// few are left for the rest of the process.
     pub(crate) fn with_room(&self, open: impl Fn() -> Result<OwnedFd, Errno>) -> Result<OwnedFd, Errno> {
         if self.is_full() {
-            if self.paths.can_put_away() {
-                self.put_away_a_batch();
+            if self.paths.can_evict() {
+                self.evict_batch();
             }
             if self.is_full() {
                 return Err(Errno::MFILE);
             }
         }
         let opened = match open() {
-            Err(Errno::MFILE | Errno::NFILE) if self.paths.can_put_away() => {
-                self.put_away_a_batch();
+            Err(Errno::MFILE | Errno::NFILE) if self.paths.can_evict() => {
+                self.evict_batch();
                 open()
             }
             other => other,
@@ -281,25 +282,25 @@ impl Inner {
 
     /// Enters the object of `fd` into the table, with one more reference; says whether it is new
     /// there.
-    pub(crate) fn know(&self, fd: Arc<OwnedFd>, ino: u64, kind: FileType) -> (Arc<DirNode>, bool) {
+    pub(crate) fn intern(&self, fd: Arc<OwnedFd>, ino: u64, kind: FileType) -> (Arc<DirNode>, bool) {
         let mut fd = fd;
         loop {
             let make = |id, fd| DirNode::new(id, ino, kind, fd, Arc::clone(&self.paths));
-            let (node, found) = match self.table.enter(ino, kind, fd, make) {
-                Entered::New(node) => {
-                    if self.paths.can_put_away() {
+            let (node, found) = match self.table.insert(ino, kind, fd, make) {
+                Inserted::New(node) => {
+                    if self.paths.can_evict() {
                         self.table.queue(&node);
-                        self.put_some_away();
+                        self.evict_if_crowded();
                     }
                     return (node, true);
                 }
-                Entered::Known(node, found) => (node, found),
+                Inserted::Known(node, found) => (node, found),
             };
-            match self.welcome_back(&node, found) {
+            match self.adopt_fd(&node, found) {
                 None => return (node, false),
                 // The number belongs to another object by now, and the known one is gone.
                 Some(found) => {
-                    self.table.expel(&node);
+                    self.table.remove_stale(&node);
                     fd = found;
                 }
             }
@@ -307,8 +308,8 @@ impl Inner {
     }
 
     /// Gives `node` the descriptor of the object that was found under its number, if its own was
-    /// put away and it is the same one; gives the descriptor back if it is another one.
-    fn welcome_back(&self, node: &DirNode, found: Arc<OwnedFd>) -> Option<Arc<OwnedFd>> {
+    /// evicted and it is the same one; gives the descriptor back if it is another one.
+    fn adopt_fd(&self, node: &DirNode, found: Arc<OwnedFd>) -> Option<Arc<OwnedFd>> {
         let mut path = node.path.lock();
         path.is_used = true;
         if path.fd.is_some() {
@@ -319,7 +320,7 @@ impl Inner {
             _ => {
                 path.fd = Some(found);
                 drop(path);
-                self.came_back(node);
+                self.count_reopened(node);
                 None
             }
         }
@@ -327,7 +328,7 @@ impl Inner {
 
     /// Takes an `O_PATH` descriptor for `node` in the place of `data`, which is about to be closed.
     /// If there is none to be had, the data stays open.
-    pub(crate) fn leave_data(&self, node: &DirNode, data: &Arc<OwnedFd>) {
+    pub(crate) fn swap_for_path_fd(&self, node: &DirNode, data: &Arc<OwnedFd>) {
         let mut path = node.path.lock();
         if path.fd.as_ref().is_some_and(|fd| Arc::ptr_eq(fd, data))
             && let Ok(fd) = self.reopen(data.as_fd(), OFlags::PATH)
@@ -337,30 +338,30 @@ impl Inner {
     }
 
     /// Keeps the object that `name` is from being lost by the loss of that name.
-    pub(crate) fn hold_named(&self, dir: BorrowedFd<'_>, name: Name<'_>) -> Option<Doomed<'_>> {
-        if !self.paths.can_put_away() {
+    pub(crate) fn keep_through_unlink(&self, dir: BorrowedFd<'_>, name: Name<'_>) -> Option<UnlinkGuard<'_>> {
+        if !self.paths.can_evict() {
             return None;
         }
         let node = self.known_as(dir, name)?;
         // An object that cannot be opened again is lost already.
         let fd = self.fd(&node, "hold").ok()?;
-        Some(Doomed { store: self, node, fd })
+        Some(UnlinkGuard { store: self, node, fd })
     }
 
-    fn put_some_away(&self) {
+    fn evict_if_crowded(&self) {
         if self.paths.is_crowded() {
-            self.put_away_a_batch();
+            self.evict_batch();
         }
     }
 
-    fn put_away_a_batch(&self) {
+    fn evict_batch(&self) {
         let unused = self.table.unused(self.paths.batch(), |node| {
             // A thread that holds the lock is using it.
             node.path.try_lock().is_some_and(|mut path| !std::mem::take(&mut path.is_used))
         });
         let mut has_found = false;
         for node in unused {
-            if self.put_away(&node) {
+            if self.evict(&node) {
                 has_found = true;
             } else {
                 self.table.queue(&node);
@@ -370,7 +371,7 @@ impl Inner {
     }
 
     /// Puts the descriptor of `node` away; says whether it did.
-    fn put_away(&self, node: &DirNode) -> bool {
+    fn evict(&self, node: &DirNode) -> bool {
         // Only tried: the caller may hold the lock of another object that waits for a descriptor.
         let Some(mut path) = node.path.try_lock() else { return false };
         let Some(fd) = &path.fd else { return true };
@@ -385,7 +386,7 @@ impl Inner {
             return false;
         }
         let fd = path.fd.take();
-        self.paths.went_away();
+        self.paths.count_evicted();
         drop(path);
         drop(fd);
         true

@@ -70,7 +70,7 @@ impl Inner {
             return Ok(entry);
         }
         let left_over = self.table.forget(entry.id, 1);
-        self.let_go(left_over);
+        self.drop_unlinked(left_over);
         Err(stale())
     }
 
@@ -95,7 +95,7 @@ impl Inner {
     fn recalled(&self, fd: &Arc<OwnedFd>, op: &'static str) -> Result<Entry> {
         let stat = self.stat_inside(fd.as_fd(), op)?;
         let attr = attrs::attr_of(&stat);
-        let (node, _) = self.know(Arc::clone(fd), attr.ino, attr.kind);
+        let (node, _) = self.intern(Arc::clone(fd), attr.ino, attr.kind);
         Ok(Entry { id: node.id, attr, generation: generation_of(&node, fd.as_fd(), &stat) })
     }
 

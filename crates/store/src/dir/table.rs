@@ -8,7 +8,7 @@
 //! [`recall`](super::recall)). Two kinds of objects get an id that is counted up: those whose
 //! number is [`COUNTED_FROM`] or more, as some file systems have, and those whose number belongs to
 //! an earlier object that is still referenced, because a process of the host removed that one while
-//! its descriptor was put away.
+//! its descriptor was evicted.
 //!
 //! An object stays in the table while it has *references* (given to the store's user) or *pins*
 //! (open data, or changes that are not durable yet): a look-up that finds it again meets the same
@@ -48,7 +48,7 @@ struct Shard {
     /// Ids of objects that are gone from the table, with the references that were not given back:
     /// no other object may get them.
     spent: IdMap<u64, u64>,
-    /// Objects whose descriptors may be put away, those longest unused in front; some may be gone.
+    /// Objects whose descriptors may be evicted, those longest unused in front; some may be gone.
     queue: VecDeque<ObjectId>,
 }
 
@@ -64,7 +64,7 @@ impl Shard {
     }
 
     /// Removes the object of this number, because another object has it by now.
-    fn expel(&mut self, ino: u64) -> Option<Known> {
+    fn remove_stale(&mut self, ino: u64) -> Option<Known> {
         let gone = self.objects.remove(&ino)?;
         self.ids.remove(&gone.node.id.0);
         if gone.refs > 0 {
@@ -74,9 +74,9 @@ impl Shard {
     }
 }
 
-/// The outcome of [`Table::enter`].
+/// The outcome of [`Table::insert`].
 #[derive(Debug)]
-pub(crate) enum Entered {
+pub(crate) enum Inserted {
     /// The object was not known.
     New(Arc<DirNode>),
     /// It was; the descriptor was not needed.
@@ -142,15 +142,15 @@ impl Table {
 
     /// Adds a reference to the object with this inode number; if it is not known, `make` makes it
     /// of `fd`.
-    pub(crate) fn enter(
+    pub(crate) fn insert(
         &self,
         ino: u64,
         kind: FileType,
         fd: Arc<OwnedFd>,
         make: impl FnOnce(ObjectId, Arc<OwnedFd>) -> DirNode,
-    ) -> Entered {
+    ) -> Inserted {
         if ino == self.root.ino {
-            return Entered::Known(Arc::clone(&self.root), fd);
+            return Inserted::Known(Arc::clone(&self.root), fd);
         }
         let number = Self::shard_of_ino(ino);
         let mut shard = self.shards[number].lock();
@@ -158,10 +158,10 @@ impl Table {
         if let Some(known) = shard.objects.get_mut(&ino) {
             if known.node.kind == kind {
                 known.refs += 1;
-                return Entered::Known(Arc::clone(&known.node), fd);
+                return Inserted::Known(Arc::clone(&known.node), fd);
             }
-            // Another object now has the number of one whose descriptor was put away.
-            stale = shard.expel(ino);
+            // Another object now has the number of one whose descriptor was evicted.
+            stale = shard.remove_stale(ino);
         }
         let is_free = ino > ObjectId::ROOT.0 && ino < COUNTED_FROM && !shard.spent.contains_key(&ino);
         let counted = || {
@@ -174,19 +174,19 @@ impl Table {
         shard.objects.insert(ino, Known { node: Arc::clone(&node), refs: 1, pins: 0 });
         drop(shard);
         drop(stale);
-        Entered::New(node)
+        Inserted::New(node)
     }
 
     /// Removes an object whose number belongs to another one by now.
-    pub(crate) fn expel(&self, node: &DirNode) {
+    pub(crate) fn remove_stale(&self, node: &DirNode) {
         let mut shard = self.shard(node.id).lock();
         let is_there = shard.objects.get(&node.ino).is_some_and(|known| known.node.id == node.id);
-        let gone = if is_there { shard.expel(node.ino) } else { None };
+        let gone = if is_there { shard.remove_stale(node.ino) } else { None };
         drop(shard);
         drop(gone);
     }
 
-    /// Notes that the descriptor of `node` may be put away.
+    /// Notes that the descriptor of `node` may be evicted.
     pub(crate) fn queue(&self, node: &DirNode) {
         let mut shard = self.shard(node.id).lock();
         let shard = &mut *shard;
@@ -223,7 +223,7 @@ impl Table {
     }
 
     /// Adds a reference.
-    pub(crate) fn refer(&self, node: &DirNode) {
+    pub(crate) fn add_reference(&self, node: &DirNode) {
         if let Some(known) = self.shard(node.id).lock().same(node) {
             known.refs += 1;
         }

@@ -1,8 +1,8 @@
 //! Sparse data in shared blocks.
 //!
-//! A block holds the bytes of one 64 KiB piece of the file; the bytes behind a block's last one,
+//! A block holds the bytes of 64 KiB of the file; the bytes behind a block's last one,
 //! and a block that is not there, read as zeros. Blocks are shared by copies and split on the first
-//! write. Each place in a file is charged to the space by itself, also where two share a block: a
+//! write. Each block of a file is charged to the space by itself, also where two share a block: a
 //! write can then never run out of space because of a copy.
 //!
 //! Invariant: nothing but zeros lies at or behind the file's size.
@@ -17,9 +17,9 @@ use crate::Result;
 const PAGE: usize = 4096;
 const BLOCK_U64: u64 = BLOCK as u64;
 
-/// One place of a file.
+/// One block of a file.
 #[derive(Debug)]
-struct Place {
+struct Block {
     bytes: Arc<Vec<u8>>,
     /// Its share of the space.
     charged: usize,
@@ -29,14 +29,14 @@ struct Place {
 #[derive(Debug)]
 pub(crate) struct Blocks {
     space: Arc<Space>,
-    places: BTreeMap<u64, Place>,
+    blocks: BTreeMap<u64, Block>,
     size: u64,
-    /// Sum of the places' charges.
+    /// Sum of the blocks' charges.
     charged: u64,
 }
 
-/// A piece of one block.
-struct Piece {
+/// An extent within one block.
+struct Extent {
     index: u64,
     /// From and to within the block.
     from: usize,
@@ -45,9 +45,9 @@ struct Piece {
     at: usize,
 }
 
-/// The pieces of a range in memory.
+/// The extents of a range in memory.
 #[allow(clippy::cast_possible_truncation, reason = "offsets within a block")]
-fn pieces(offset: u64, len: usize) -> impl Iterator<Item = Piece> {
+fn extents(offset: u64, len: usize) -> impl Iterator<Item = Extent> {
     let mut at = 0;
     std::iter::from_fn(move || {
         if at >= len {
@@ -56,9 +56,9 @@ fn pieces(offset: u64, len: usize) -> impl Iterator<Item = Piece> {
         let pos = offset + at as u64;
         let from = (pos % BLOCK_U64) as usize;
         let to = (from + len - at).min(BLOCK);
-        let piece = Piece { index: pos / BLOCK_U64, from, to, at };
+        let extent = Extent { index: pos / BLOCK_U64, from, to, at };
         at += to - from;
-        Some(piece)
+        Some(extent)
     })
 }
 
@@ -95,7 +95,7 @@ impl<'a, 'b> Source<'a, 'b> {
 
 impl Blocks {
     pub(crate) fn new(space: Arc<Space>) -> Self {
-        Self { space, places: BTreeMap::new(), size: 0, charged: 0 }
+        Self { space, blocks: BTreeMap::new(), size: 0, charged: 0 }
     }
 
     pub(crate) fn size(&self) -> u64 {
@@ -111,10 +111,10 @@ impl Blocks {
     pub(crate) fn read(&self, buf: &mut [u8], offset: u64) -> usize {
         let Some(left) = self.size.checked_sub(offset) else { return 0 };
         let len = usize::try_from(left).unwrap_or(usize::MAX).min(buf.len());
-        for piece in pieces(offset, len) {
-            let out = &mut buf[piece.at..piece.at + piece.to - piece.from];
-            let bytes = self.places.get(&piece.index).map_or(&[][..], |p| p.bytes.as_slice());
-            let there = bytes.get(piece.from..piece.to.min(bytes.len())).unwrap_or(&[]);
+        for extent in extents(offset, len) {
+            let out = &mut buf[extent.at..extent.at + extent.to - extent.from];
+            let bytes = self.blocks.get(&extent.index).map_or(&[][..], |p| p.bytes.as_slice());
+            let there = bytes.get(extent.from..extent.to.min(bytes.len())).unwrap_or(&[]);
             out[..there.len()].copy_from_slice(there);
             out[there.len()..].fill(0);
         }
@@ -123,54 +123,54 @@ impl Blocks {
 
     /// Writes `len` bytes of `source`. When the space ends, the bytes before that stay.
     pub(crate) fn write(&mut self, source: &mut Source<'_, '_>, offset: u64, len: usize) -> Result<()> {
-        for piece in pieces(offset, len) {
-            self.put(&piece, |bytes| {
-                if piece.from < bytes.len() {
-                    let inside = piece.to.min(bytes.len());
-                    let mut at = piece.from;
-                    source.give(inside - piece.from, |part| {
+        for extent in extents(offset, len) {
+            self.put(&extent, |bytes| {
+                if extent.from < bytes.len() {
+                    let inside = extent.to.min(bytes.len());
+                    let mut at = extent.from;
+                    source.give(inside - extent.from, |part| {
                         bytes[at..at + part.len()].copy_from_slice(part);
                         at += part.len();
                     });
-                    source.give(piece.to - inside, |part| bytes.extend_from_slice(part));
+                    source.give(extent.to - inside, |part| bytes.extend_from_slice(part));
                 } else {
-                    bytes.resize(piece.from, 0);
-                    source.give(piece.to - piece.from, |part| bytes.extend_from_slice(part));
+                    bytes.resize(extent.from, 0);
+                    source.give(extent.to - extent.from, |part| bytes.extend_from_slice(part));
                 }
             })?;
-            self.size = self.size.max(offset + (piece.at + piece.to - piece.from) as u64);
+            self.size = self.size.max(offset + (extent.at + extent.to - extent.from) as u64);
         }
         Ok(())
     }
 
-    /// Lets `change` write into the block of `piece`, which is there and is this file's alone.
-    fn put(&mut self, piece: &Piece, change: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
+    /// Lets `change` write into the block of `extent`, which is there and is this file's alone.
+    fn put(&mut self, extent: &Extent, change: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
         use std::collections::btree_map::Entry;
-        match self.places.entry(piece.index) {
+        match self.blocks.entry(extent.index) {
             Entry::Vacant(slot) => {
-                let charged = charge_of(piece.to);
+                let charged = charge_of(extent.to);
                 self.space.take(charged as u64, "write")?;
                 self.charged += charged as u64;
-                let mut bytes = self.space.buffer(piece.to);
+                let mut bytes = self.space.buffer(extent.to);
                 change(&mut bytes);
-                slot.insert(Place { bytes: Arc::new(bytes), charged });
+                slot.insert(Block { bytes: Arc::new(bytes), charged });
             }
             Entry::Occupied(slot) => {
-                let place = slot.into_mut();
-                let needed = charge_of(piece.to);
-                if needed > place.charged {
-                    let more = (needed - place.charged) as u64;
+                let block = slot.into_mut();
+                let needed = charge_of(extent.to);
+                if needed > block.charged {
+                    let more = (needed - block.charged) as u64;
                     self.space.take(more, "write")?;
                     self.charged += more;
-                    place.charged = needed;
+                    block.charged = needed;
                 }
-                if Arc::get_mut(&mut place.bytes).is_none() {
-                    let mut own = self.space.buffer(piece.to.max(place.bytes.len()));
-                    own.extend_from_slice(&place.bytes);
-                    place.bytes = Arc::new(own);
+                if Arc::get_mut(&mut block.bytes).is_none() {
+                    let mut own = self.space.buffer(extent.to.max(block.bytes.len()));
+                    own.extend_from_slice(&block.bytes);
+                    block.bytes = Arc::new(own);
                 }
-                if let Some(bytes) = Arc::get_mut(&mut place.bytes) {
-                    grow(bytes, piece.to);
+                if let Some(bytes) = Arc::get_mut(&mut block.bytes) {
+                    grow(bytes, extent.to);
                     change(bytes);
                 }
             }
@@ -178,10 +178,10 @@ impl Blocks {
         Ok(())
     }
 
-    fn drop_place(&mut self, place: Place) {
-        self.space.give(place.charged as u64);
-        self.charged -= place.charged as u64;
-        self.space.recycle(place.bytes);
+    fn drop_place(&mut self, block: Block) {
+        self.space.give(block.charged as u64);
+        self.charged -= block.charged as u64;
+        self.space.recycle(block.bytes);
     }
 
     /// Sets the size; bytes that are cut off are gone, bytes that are added read as zeros.
@@ -189,9 +189,9 @@ impl Blocks {
     pub(crate) fn set_size(&mut self, size: u64) {
         if size < self.size {
             let first_gone = size.div_ceil(BLOCK_U64);
-            let gone = self.places.split_off(&first_gone);
-            for place in gone.into_values() {
-                self.drop_place(place);
+            let gone = self.blocks.split_off(&first_gone);
+            for block in gone.into_values() {
+                self.drop_place(block);
             }
             let tail = (size % BLOCK_U64) as usize;
             if tail > 0 {
@@ -203,18 +203,18 @@ impl Blocks {
 
     /// Cuts a block to `len` bytes.
     fn cut(&mut self, index: u64, len: usize) {
-        let Some(place) = self.places.get_mut(&index) else { return };
+        let Some(block) = self.blocks.get_mut(&index) else { return };
         let keep = charge_of(len);
-        if keep < place.charged {
-            let less = (place.charged - keep) as u64;
+        if keep < block.charged {
+            let less = (block.charged - keep) as u64;
             self.space.give(less);
             self.charged -= less;
-            place.charged = keep;
+            block.charged = keep;
         }
-        if place.bytes.len() > len {
-            match Arc::get_mut(&mut place.bytes) {
+        if block.bytes.len() > len {
+            match Arc::get_mut(&mut block.bytes) {
                 Some(bytes) => bytes.truncate(len),
-                None => place.bytes = Arc::new(place.bytes[..len].to_vec()),
+                None => block.bytes = Arc::new(block.bytes[..len].to_vec()),
             }
         }
     }
@@ -223,22 +223,22 @@ impl Blocks {
     #[allow(clippy::cast_possible_truncation, reason = "offsets within a block")]
     pub(crate) fn punch(&mut self, offset: u64, end: u64) {
         let (first, last) = (offset / BLOCK_U64, end.div_ceil(BLOCK_U64));
-        let touched: Vec<u64> = self.places.range(first..last).map(|(&i, _)| i).collect();
+        let touched: Vec<u64> = self.blocks.range(first..last).map(|(&i, _)| i).collect();
         for index in touched {
             let start = index * BLOCK_U64;
             let from = offset.saturating_sub(start) as usize;
             let to = (end - start).min(BLOCK_U64) as usize;
-            let Some(place) = self.places.get_mut(&index) else { continue };
+            let Some(block) = self.blocks.get_mut(&index) else { continue };
             // The bytes behind the last one are zeros already.
-            let reaches_end = to >= place.bytes.len();
+            let reaches_end = to >= block.bytes.len();
             if reaches_end && from == 0 {
-                if let Some(place) = self.places.remove(&index) {
-                    self.drop_place(place);
+                if let Some(block) = self.blocks.remove(&index) {
+                    self.drop_place(block);
                 }
             } else if reaches_end {
                 self.cut(index, from);
             } else {
-                Arc::make_mut(&mut place.bytes)[from..to].fill(0);
+                Arc::make_mut(&mut block.bytes)[from..to].fill(0);
             }
         }
     }
@@ -246,14 +246,14 @@ impl Blocks {
     /// Takes the space of `[offset, end)`, so that writing there cannot fail.
     pub(crate) fn reserve(&mut self, offset: u64, end: u64, op: &'static str) -> Result<()> {
         let (first, last) = (offset / BLOCK_U64, end.div_ceil(BLOCK_U64));
-        let here: u64 = self.places.range(first..last).map(|(_, p)| p.charged as u64).sum();
+        let here: u64 = self.blocks.range(first..last).map(|(_, p)| p.charged as u64).sum();
         let needed = (last - first).saturating_mul(BLOCK_U64).saturating_sub(here);
         self.space.take(needed, op)?;
         self.charged += needed;
         for index in first..last {
-            let place =
-                self.places.entry(index).or_insert_with(|| Place { bytes: Arc::default(), charged: BLOCK });
-            place.charged = BLOCK;
+            let block =
+                self.blocks.entry(index).or_insert_with(|| Block { bytes: Arc::default(), charged: BLOCK });
+            block.charged = BLOCK;
         }
         Ok(())
     }
@@ -266,19 +266,19 @@ impl Blocks {
     /// The first data at or behind `offset`, which is inside the file.
     pub(crate) fn next_data(&self, offset: u64) -> Option<u64> {
         let first = offset / BLOCK_U64;
-        self.places.range(first..).find_map(|(&index, place)| {
+        self.blocks.range(first..).find_map(|(&index, block)| {
             let start = index * BLOCK_U64;
             let from = offset.max(start);
-            (from < (start + place.bytes.len() as u64).min(self.size)).then_some(from)
+            (from < (start + block.bytes.len() as u64).min(self.size)).then_some(from)
         })
     }
 
     /// The first hole at or behind `offset`, which is inside the file; its end counts as one.
     pub(crate) fn next_hole(&self, offset: u64) -> u64 {
         let mut at = offset;
-        while let Some(place) = self.places.get(&(at / BLOCK_U64)) {
+        while let Some(block) = self.blocks.get(&(at / BLOCK_U64)) {
             let start = at / BLOCK_U64 * BLOCK_U64;
-            let end = start + place.bytes.len() as u64;
+            let end = start + block.bytes.len() as u64;
             if at >= end || end < start + BLOCK_U64 {
                 at = at.max(end);
                 break;
@@ -291,17 +291,17 @@ impl Blocks {
     /// The content of `[offset, offset + len)`, to be put elsewhere: where in the range, and the
     /// bytes.
     pub(crate) fn share(&self, offset: u64, len: usize) -> Vec<Shared> {
-        pieces(offset, len)
-            .map(|piece| Shared {
-                at: piece.at,
-                from: piece.from,
-                to: piece.to,
-                bytes: self.places.get(&piece.index).map(|p| Arc::clone(&p.bytes)).unwrap_or_default(),
+        extents(offset, len)
+            .map(|extent| Shared {
+                at: extent.at,
+                from: extent.from,
+                to: extent.to,
+                bytes: self.blocks.get(&extent.index).map(|p| Arc::clone(&p.bytes)).unwrap_or_default(),
             })
             .collect()
     }
 
-    /// Puts a shared piece at `offset`: as it is where a whole block fits, else as a copy.
+    /// Puts a shared extent at `offset`: as it is where a whole block fits, else as a copy.
     pub(crate) fn put_shared(&mut self, shared: &Shared, offset: u64) -> Result<()> {
         let len = shared.to - shared.from;
         if len == BLOCK && offset.is_multiple_of(BLOCK_U64) {
@@ -309,8 +309,8 @@ impl Blocks {
             let charged = charge_of(shared.bytes.len());
             self.space.take(charged as u64, "copy range")?;
             self.charged += charged as u64;
-            let place = Place { bytes: Arc::clone(&shared.bytes), charged };
-            if let Some(old) = self.places.insert(index, place) {
+            let block = Block { bytes: Arc::clone(&shared.bytes), charged };
+            if let Some(old) = self.blocks.insert(index, block) {
                 self.drop_place(old);
             }
             self.extend_to(offset + len as u64);
@@ -323,7 +323,7 @@ impl Blocks {
     }
 }
 
-/// A piece of a file's data, kept by reference.
+/// An extent of a file's data, kept by reference.
 #[derive(Debug)]
 pub(crate) struct Shared {
     /// Where in the range that was asked for.
@@ -349,8 +349,8 @@ fn grow(bytes: &mut Vec<u8>, len: usize) {
 
 impl Drop for Blocks {
     fn drop(&mut self) {
-        for (_, place) in std::mem::take(&mut self.places) {
-            self.drop_place(place);
+        for (_, block) in std::mem::take(&mut self.blocks) {
+            self.drop_place(block);
         }
     }
 }

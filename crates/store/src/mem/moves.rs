@@ -48,15 +48,15 @@ impl Tree {
         if target.as_ref().is_some_and(|t| names.is_at_or_above(t.id.0, parent)) {
             return fail(if exchanges { ErrorKind::Invalid } else { ErrorKind::NotEmpty });
         }
-        let step = Step { parent, name, new_parent, new_name };
+        let moved = Rename { parent, name, new_parent, new_name };
         let gone = match target {
             Some(target) if target.id == node.id => None,
             Some(target) if exchanges => {
-                names.exchange(&step, &node, &target)?;
+                names.exchange(&moved, &node, &target)?;
                 None
             }
             target => {
-                let gone = names.replace(&step, &node, target.as_ref())?;
+                let gone = names.replace(&moved, &node, target.as_ref())?;
                 if flags.contains(RenameFlags::WHITEOUT) {
                     self.leave_whiteout(&mut names, parent, name)?;
                 }
@@ -79,8 +79,8 @@ impl Tree {
     }
 }
 
-/// One move.
-struct Step<'a> {
+/// One rename.
+struct Rename<'a> {
     parent: ObjectId,
     name: &'a OsStr,
     new_parent: ObjectId,
@@ -88,20 +88,20 @@ struct Step<'a> {
 }
 
 impl Names {
-    fn exchange(&mut self, step: &Step<'_>, node: &Arc<Node>, target: &Arc<Node>) -> Result<()> {
+    fn exchange(&mut self, moved: &Rename<'_>, node: &Arc<Node>, target: &Arc<Node>) -> Result<()> {
         let op = "rename";
-        self.dir(step.parent, op)?.insert(step.name, target.id.0);
-        self.dir(step.new_parent, op)?.insert(step.new_name, node.id.0);
-        self.adopted(node, step.parent, step.new_parent);
-        self.adopted(target, step.new_parent, step.parent);
-        self.moved(step, node);
+        self.dir(moved.parent, op)?.insert(moved.name, target.id.0);
+        self.dir(moved.new_parent, op)?.insert(moved.new_name, node.id.0);
+        self.adopted(node, moved.parent, moved.new_parent);
+        self.adopted(target, moved.new_parent, moved.parent);
+        self.moved(moved, node);
         target.meta.lock().changed();
         Ok(())
     }
 
     fn replace(
         &mut self,
-        step: &Step<'_>,
+        moved: &Rename<'_>,
         node: &Arc<Node>,
         target: Option<&Arc<Node>>,
     ) -> Result<Option<Arc<Node>>> {
@@ -118,14 +118,14 @@ impl Names {
                 if self.dirs.get(&target.id.0).is_some_and(|d| !d.entries.is_empty()) {
                     return Err(Error::new(ErrorKind::NotEmpty, op));
                 }
-                self.add_links(step.new_parent, -1);
+                self.add_links(moved.new_parent, -1);
             }
             gone = self.unlinked(target);
         }
-        self.dir(step.parent, op)?.remove(step.name);
-        self.dir(step.new_parent, op)?.insert(step.new_name, node.id.0);
-        self.adopted(node, step.parent, step.new_parent);
-        self.moved(step, node);
+        self.dir(moved.parent, op)?.remove(moved.name);
+        self.dir(moved.new_parent, op)?.insert(moved.new_name, node.id.0);
+        self.adopted(node, moved.parent, moved.new_parent);
+        self.moved(moved, node);
         Ok(gone)
     }
 
@@ -141,9 +141,9 @@ impl Names {
         self.add_links(to, 1);
     }
 
-    fn moved(&self, step: &Step<'_>, node: &Node) {
-        self.touch(step.parent);
-        self.touch(step.new_parent);
+    fn moved(&self, moved: &Rename<'_>, node: &Node) {
+        self.touch(moved.parent);
+        self.touch(moved.new_parent);
         node.meta.lock().changed();
     }
 }

@@ -70,7 +70,7 @@ impl Meta {
 }
 
 /// The properties of a new object.
-pub(crate) struct Birth<'a> {
+pub(crate) struct NewObject<'a> {
     pub(crate) id: ObjectId,
     pub(crate) kind: FileType,
     pub(crate) perm: u32,
@@ -82,17 +82,17 @@ pub(crate) struct Birth<'a> {
 
 impl Node {
     /// Makes an object with one reference. Its `OBJECT_BYTES` and the target's are taken already.
-    pub(crate) fn new(space: &Arc<Space>, birth: Birth<'_>) -> Self {
+    pub(crate) fn new(space: &Arc<Space>, new_object: NewObject<'_>) -> Self {
         let now = Timestamp::now();
-        let size = birth.target.len() as u64;
+        let size = new_object.target.len() as u64;
         let attr = Attr {
-            ino: birth.id.0,
-            kind: birth.kind,
-            perm: birth.perm & 0o7777,
-            nlink: birth.nlink,
-            uid: birth.creator.uid,
-            gid: birth.creator.gid,
-            rdev: birth.rdev,
+            ino: new_object.id.0,
+            kind: new_object.kind,
+            perm: new_object.perm & 0o7777,
+            nlink: new_object.nlink,
+            uid: new_object.creator.uid,
+            gid: new_object.creator.gid,
+            rdev: new_object.rdev,
             size,
             blocks: 0,
             blksize: 4096,
@@ -101,9 +101,9 @@ impl Node {
             ctime: now,
         };
         Self {
-            id: birth.id,
-            kind: birth.kind,
-            target: birth.target.to_owned(),
+            id: new_object.id,
+            kind: new_object.kind,
+            target: new_object.target.to_owned(),
             data: RwLock::new(Blocks::new(Arc::clone(space))),
             meta: Mutex::new(Meta {
                 refs: 1,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use sync::RwLock;
 
-use super::node::{Birth, Node, OBJECT_BYTES};
+use super::node::{NewObject, Node, OBJECT_BYTES};
 use super::space::Space;
 use crate::{Creator, DirEntry, Entry, Error, ErrorKind, FileType, Name, ObjectId, Result};
 
@@ -43,14 +43,14 @@ pub(super) struct Names {
 #[derive(Debug)]
 pub(super) struct Directory {
     pub(super) parent: u64,
-    pub(super) entries: HashMap<Arc<OsStr>, Place>,
+    pub(super) entries: HashMap<Arc<OsStr>, DirSlot>,
     /// In the order of creation, by offset: offsets stay right whatever entries come and go.
     order: BTreeMap<u64, Arc<OsStr>>,
     next: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct DirSlot {
     node: u64,
     offset: u64,
 }
@@ -61,24 +61,24 @@ impl Directory {
     }
 
     fn get(&self, name: &OsStr) -> Option<u64> {
-        self.entries.get(name).map(|place| place.node)
+        self.entries.get(name).map(|slot| slot.node)
     }
 
     pub(super) fn insert(&mut self, name: &OsStr, node: u64) {
-        if let Some(place) = self.entries.get_mut(name) {
-            place.node = node;
+        if let Some(slot) = self.entries.get_mut(name) {
+            slot.node = node;
             return;
         }
         let name: Arc<OsStr> = Arc::from(name);
         let offset = self.next;
         self.next += 1;
         self.order.insert(offset, Arc::clone(&name));
-        self.entries.insert(name, Place { node, offset });
+        self.entries.insert(name, DirSlot { node, offset });
     }
 
     pub(super) fn remove(&mut self, name: &OsStr) {
-        if let Some(place) = self.entries.remove(name) {
-            self.order.remove(&place.offset);
+        if let Some(slot) = self.entries.remove(name) {
+            self.order.remove(&slot.offset);
         }
     }
 }
@@ -182,7 +182,7 @@ impl Names {
         let id = ObjectId(self.next_id);
         self.next_id += 1;
         let Kind { kind, rdev, target } = what;
-        let node = Arc::new(Node::new(space, Birth { id, kind, perm, nlink, rdev, target, creator }));
+        let node = Arc::new(Node::new(space, NewObject { id, kind, perm, nlink, rdev, target, creator }));
         self.nodes.insert(id.0, Arc::clone(&node));
         Ok(node)
     }
@@ -196,7 +196,7 @@ impl Tree {
             gid: rustix::process::getegid().as_raw(),
             umask: 0,
         };
-        let root = Birth {
+        let root = NewObject {
             id: ObjectId::ROOT,
             kind: FileType::Directory,
             perm: 0o755,
@@ -406,7 +406,7 @@ impl Tree {
     pub(crate) fn path_of(&self, id: ObjectId) -> Option<PathBuf> {
         let names = self.names.read();
         let name_in = |dir: &Directory, id: u64| {
-            dir.entries.iter().find(|(_, place)| place.node == id).map(|(name, _)| Arc::clone(name))
+            dir.entries.iter().find(|(_, slot)| slot.node == id).map(|(name, _)| Arc::clone(name))
         };
         let mut parts = Vec::new();
         let mut at = id.0;

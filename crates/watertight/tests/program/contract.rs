@@ -57,6 +57,7 @@ fn exists(name: &str) -> Result<(), String> {
         "A" => ("acceptance", "tests"),
         "V" => ("volume", "tests"),
         "W" => ("writeback", "tests"),
+        "T" => ("throttle", "tests"),
         "F" => ("fuse", "tests"),
         "S" => ("store", "tests"),
         "C" => ("cgroups", "tests"),
