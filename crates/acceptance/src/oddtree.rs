@@ -27,7 +27,7 @@ pub struct Missing {
 /// Makes the tree at `root`, which must be an empty directory of the host.
 ///
 /// # Panics
-/// When something that everybody can make cannot be made.
+/// When something that any user can make cannot be made.
 pub fn make(root: &Path, seed: u64) -> Missing {
     let mut rng = Rng::new(seed);
     let mut missing = Missing::default();
@@ -124,7 +124,7 @@ fn sparse(root: &Path, rng: &mut Rng) -> io::Result<()> {
 fn modes(root: &Path) -> io::Result<()> {
     let dir = root.join("modes");
     fs::create_dir(&dir)?;
-    // Who is not root cannot copy what nobody may read.
+    // An ordinary user cannot copy files that none may read.
     let closed = if sys::is_root() { 0o000 } else { 0o444 };
     for mode in [closed, 0o400, 0o644, 0o777, 0o4755, 0o2755, 0o6711, 0o1644] {
         let path = dir.join(format!("file {mode:o}"));

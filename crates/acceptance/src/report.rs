@@ -22,7 +22,7 @@ pub fn is_long() -> bool {
 }
 
 fn line(text: &str) {
-    // One call, so that lines of tests that run side by side do not mix. Nobody to tell if it
-    // fails.
+    // One call, so that lines of tests that run side by side do not mix. A failure to print has
+    // nowhere to go.
     let _ = std::io::stderr().lock().write_all(format!("{text}\n").as_bytes());
 }

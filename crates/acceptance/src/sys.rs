@@ -96,7 +96,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is the mapping, and nobody reaches it after `drop`.
+        // SAFETY: the range is the mapping, and no reference to it outlives `drop`.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr(), self.len) };
     }
 }

@@ -12,8 +12,9 @@ use watertight_acceptance::scratch::Scratch;
 use watertight_acceptance::subject::need_root;
 use watertight_acceptance::{Setup, Subject, Verb, is_long, note, skip};
 
-/// One of these tests at a time: who looks for a free loop device opens one that another has just
-/// given back, and then it is given back late, and may show the next one some of what was on it.
+/// One of these tests at a time: a process that looks for a free loop device opens one that another
+/// has just given back, and then it is given back late, and may show the next one some of what was
+/// on it.
 static LOOP_DEVICES: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -69,7 +70,8 @@ impl Rig {
         self.subject.program().args(arguments).ok();
     }
 
-    /// Again for a while when it is busy: who looked at a loop device lets go when they like.
+    /// Again for a while when it is busy: a process that looked at a loop device closes it when it
+    /// likes.
     fn detach_when_free(&self) {
         let until = Instant::now() + Duration::from_secs(60);
         loop {
@@ -95,7 +97,7 @@ fn mn_r1_reuse_of_a_store_right_after_each_return() {
     let Some(mut rig) = Rig::new("mn_r1_reuse_of_a_store_right_after_each_return") else { return };
     let rounds = if is_long() { 1000 } else { 100 };
     for round in 0..rounds {
-        // The store is taken away and made anew: nobody may have it.
+        // The store is taken away and made anew: no process may have it.
         fs::remove_dir_all(&rig.store).expect("remove");
         fs::create_dir(&rig.store).expect("mkdir");
         rig.attach();
@@ -135,9 +137,8 @@ impl Image {
         run("umount", &[Path::new("-l"), &self.inner]);
     }
 
-    /// The last one who uses the volume lets go. Where somebody else looks at the device just now,
-    /// the kernel leaves it to their close, and their close of the image to them: a moment later
-    /// than this.
+    /// The last user of the volume closes it. Where another process looks at the device just now,
+    /// the kernel leaves the end to its close: a moment later than this.
     fn let_go(self) {
         run("losetup", &[Path::new("-d"), &self.device]);
     }
@@ -218,7 +219,7 @@ fn mn_r1_umount_lazy_of_the_volumes_own_path_below_a_loop_device() {
         write(&inner.join("touched"), &content);
         image.umount_lazily();
         image.let_go();
-        // `wait` is who tells, see `let_go`.
+        // `wait` says it, see `let_go`.
         subject.program().args(["wait".as_ref(), subject.path()]).ok();
         is_intact(&store.join("image"), &inner, &content);
         subject.mount();

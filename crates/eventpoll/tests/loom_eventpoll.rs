@@ -41,7 +41,7 @@ fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> thread
     thread::spawn(work)
 }
 
-/// EP-R1: who waits is woken by a signal, wherever the one met the other.
+/// EP-R1: a waiter is woken by a signal, wherever the one meets the other.
 #[test]
 fn who_waits_is_woken() {
     model(3, || {
@@ -74,8 +74,8 @@ fn who_waits_is_woken_again() {
     });
 }
 
-/// EP-R4: a signal that has returned is seen by who asks next, wherever another thread that signals
-/// was stopped, also with the same source.
+/// EP-R4: a signal that has returned is seen by the next consumer, wherever another producer was
+/// stopped, of the same source too.
 #[test]
 fn a_signal_that_has_returned_is_seen() {
     model(3, || {
@@ -104,8 +104,8 @@ fn beside_a_scan() -> (Arc<EventPoll>, Arc<Flag>, Flag, thread::JoinHandle<usize
     (poll, flag, first, scans)
 }
 
-/// EP-R4 and EP-R3: a signal that has returned is seen while somebody scans, who takes the news of
-/// another source.
+/// EP-R4 and EP-R3: a signal that has returned is seen while one thread scans, and another takes
+/// the news of a second source.
 #[test]
 fn a_signal_that_has_returned_is_seen_beside_a_scan() {
     model(3, || {
@@ -117,7 +117,7 @@ fn a_signal_that_has_returned_is_seen_beside_a_scan() {
     });
 }
 
-/// EP-R4: a signal that has returned is seen while somebody scans and one who signals the same
+/// EP-R4: a signal that has returned is seen while one thread scans and a producer of the same
 /// source is stopped half-way.
 #[test]
 fn a_signal_that_has_returned_is_seen_beside_a_scan_and_one_who_stopped() {
@@ -135,7 +135,7 @@ fn a_signal_that_has_returned_is_seen_beside_a_scan_and_one_who_stopped() {
     });
 }
 
-/// EP-R3: what is ready is there for who asks, while a scan takes it.
+/// EP-R3: a ready source is there for a consumer, while a scan takes it.
 #[test]
 fn what_a_scan_takes_is_not_missed() {
     model(3, || {
@@ -166,7 +166,7 @@ fn what_a_scan_has_taken_lets_nobody_sleep() {
     });
 }
 
-/// EP-R3: what is ready, of level kind, is there for everybody who asks.
+/// EP-R3: a ready source of level kind is there for every consumer.
 #[test]
 fn what_stays_ready_is_never_missed() {
     model(4, || {
@@ -184,8 +184,7 @@ fn what_stays_ready_is_never_missed() {
     });
 }
 
-/// EP-R4: after a signal nobody sleeps, though another one who signals is stopped on its way to
-/// wake.
+/// EP-R4: after a signal no waiter sleeps, though another producer is stopped on its way to wake.
 #[test]
 fn after_a_signal_nobody_sleeps() {
     model(3, || {
@@ -205,8 +204,8 @@ fn after_a_signal_nobody_sleeps() {
     });
 }
 
-/// EP-R3, EP-R4: a source of level kind that is ready for two takes is there for both, wherever one
-/// who signals it was stopped.
+/// EP-R3, EP-R4: a source of level kind that is ready for two takes is there for both, wherever a
+/// producer of it was stopped.
 #[test]
 fn what_is_left_of_a_source_is_not_hidden_by_one_who_stopped() {
     model(3, || {
@@ -366,8 +365,8 @@ fn an_interrupt_ends_a_wait_that_has_begun() {
     });
 }
 
-/// EP-R4, P8: after a signal the descriptor is readable, though another one who signals is stopped
-/// on its way to tell.
+/// EP-R4, P8: after a signal the descriptor is readable, though another producer is stopped on its
+/// way to notify.
 #[test]
 fn after_a_signal_the_descriptor_is_readable() {
     model(3, || {
@@ -384,7 +383,7 @@ fn after_a_signal_the_descriptor_is_readable() {
     });
 }
 
-/// P8: who looks by a descriptor finds the signal, or is told of it.
+/// P8: a consumer that looks by a descriptor finds the signal, or is notified of it.
 #[test]
 fn a_look_or_the_signal_sees_the_other() {
     model(3, || {
@@ -400,8 +399,8 @@ fn a_look_or_the_signal_sees_the_other() {
     });
 }
 
-/// P8: one who tells is stopped before it notes it, until looks have begun and found what there
-/// was; the next signal is told all the same.
+/// P8: a producer that has notified is stopped before it notes that, until looks have begun and
+/// found the work; the next signal notifies all the same.
 #[test]
 fn a_late_note_hides_nothing() {
     model(3, || {
@@ -420,8 +419,8 @@ fn a_late_note_hides_nothing() {
     });
 }
 
-/// EP-R4, P8: after a signal the task that waits is woken, though another one who signals is
-/// stopped on its way to tell.
+/// EP-R4, P8: after a signal the task that waits is woken, though another producer is stopped on
+/// its way to notify.
 #[test]
 fn after_a_signal_the_task_is_woken() {
     model(2, || {

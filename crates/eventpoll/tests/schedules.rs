@@ -44,9 +44,8 @@ fn a_reader_that_is_overtaken_finds_the_end() {
     });
 }
 
-/// EP-R5: an item that is unlinked is not freed under its callback, with the product's own `rcu`:
-/// whoever signals is stopped anywhere in the callback, and the item is deleted, or its eventpoll
-/// dropped.
+/// EP-R5: an item that is unlinked is not freed under its callback, with the product's own `rcu`: a
+/// producer is stopped anywhere in the callback, and the item is deleted, or its eventpoll dropped.
 #[test]
 fn what_is_unlinked_is_not_freed_under_the_callback() {
     check(|| {

@@ -301,7 +301,7 @@ fn a_put_beside_a_synchronous_unmount() {
     });
 }
 
-/// The kernel's own way: an unmount that found nobody is the one that ends the mount.
+/// The kernel's own way: an unmount that found no user is the one that ends the mount.
 #[test]
 fn the_kernels_synchronous_unmount() {
     check(|| {

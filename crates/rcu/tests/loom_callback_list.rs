@@ -21,7 +21,7 @@ fn work(number: usize, ran: &Arc<Plain>) -> Work {
     Work::call(move || assert_eq!(ran.fetch_add(1, std::sync::atomic::Ordering::SeqCst), number))
 }
 
-/// Who runs callbacks finds what was put in, and runs it in its thread's order.
+/// A worker finds every callback that was queued, and runs those of a thread in its order.
 #[test]
 fn who_runs_finds_what_was_put_in() {
     loom::model(|| {
@@ -81,8 +81,8 @@ fn what_is_counted_has_run() {
     });
 }
 
-/// No worker comes to rest beside a callback: who calls sees that it is absent and tells it, or the
-/// worker sees the call.
+/// No worker comes to rest beside a callback: the caller sees that the worker is absent and wakes
+/// it, or the worker sees the call.
 #[test]
 fn a_caller_tells_or_is_seen() {
     calls_beside_a_worker_that_rests(true);

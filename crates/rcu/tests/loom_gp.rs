@@ -114,8 +114,8 @@ fn frees_beside_a_reader(gp: fn(u64) -> GracePeriods) {
     });
 }
 
-/// What a reader may still see is not freed, by who polls, beside somebody else's grace period;
-/// numbers wrap around, and no waiter sleeps for ever.
+/// A thread that polls frees nothing that a reader may still see, beside another thread's grace
+/// period; numbers wrap around, and no waiter sleeps for ever.
 #[test]
 fn who_polls_frees_no_earlier() {
     loom::model(|| {
@@ -142,7 +142,7 @@ fn who_polls_frees_no_earlier() {
     });
 }
 
-/// A thread whose place becomes known beside somebody else's grace period, reads, and goes, reads
+/// A thread that registers beside another thread's grace period, reads, and unregisters, reads
 /// nothing that was freed.
 #[test]
 fn who_joins_or_parts_meanwhile_reads_nothing_freed() {

@@ -54,8 +54,8 @@ fn a_section_lasts_as_long_as_its_outermost_guard() {
     });
 }
 
-/// A replaced value lasts as long as who may read it, beside somebody else's grace period, which
-/// may have begun before the value was replaced.
+/// A replaced value lasts as long as its readers, beside another thread's grace period, which may
+/// have begun before the value was replaced.
 #[test]
 fn a_replaced_value_waits_for_who_reads_it() {
     check(|| {
@@ -98,7 +98,8 @@ fn a_barrier_waits_for_callbacks_that_run() {
     });
 }
 
-/// Who fills the queues of callbacks up goes on when there is room, and they are bounded.
+/// A thread that fills the queues of callbacks goes on when there is room, and the queues are
+/// bounded.
 #[test]
 fn who_fills_the_queues_up_goes_on() {
     check(|| {
@@ -124,7 +125,7 @@ fn who_fills_the_queues_up_goes_on() {
     });
 }
 
-/// A callback runs though nobody waits for it.
+/// A callback runs though no thread waits for it.
 #[test]
 fn a_callback_runs_though_nobody_waits_for_it() {
     check(|| {
@@ -229,7 +230,7 @@ fn callbacks_do_not_wait_for_another_domain() {
     });
 }
 
-/// Who is in a section of one domain and calls in another does not wait for room: the callback
+/// A thread in a section of one domain that calls in another does not wait for room: the callback
 /// there waits for this section.
 #[test]
 fn who_is_in_a_section_of_another_domain_does_not_wait_for_room() {
@@ -290,7 +291,7 @@ fn pool_with_others() -> &'static Pool<Task> {
 }
 
 /// Each task of a pool has a thread when its time comes, however long others take: some are for
-/// now, some for soon, and whoever takes one leaves nobody behind who would take the others.
+/// now, some for soon, and a thread that takes one leaves another for the rest.
 #[test]
 fn each_task_of_a_pool_has_a_thread_when_its_time_comes() {
     check(|| {

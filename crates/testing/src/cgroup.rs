@@ -80,7 +80,7 @@ impl Cgroup {
     /// Removes it.
     ///
     /// # Panics
-    /// If that cannot be done within a minute: somebody is in it.
+    /// If that cannot be done within a minute: a process is in it.
     pub fn remove(self) {
         assert!(self.try_remove(Duration::from_secs(60)), "{} is in use", self.directory.display());
     }

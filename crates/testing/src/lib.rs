@@ -60,8 +60,8 @@ fn line(test: Option<&str>, why: &str) -> String {
 }
 
 fn say(line: &str) {
-    // One call, so that lines of tests that run side by side do not mix. Nobody to tell if it
-    // fails.
+    // One call, so that lines of tests that run side by side do not mix. A failure to print has
+    // nowhere to go.
     let _ = std::io::stderr().lock().write_all(line.as_bytes());
 }
 

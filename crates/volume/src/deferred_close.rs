@@ -5,7 +5,7 @@
 //! these calls, but the thread that makes them is one of those that serve a mountpoint with other
 //! volumes. So while the store is known not to answer, or where the caller asks for it
 //! ([`Volume::release_later`](crate::Volume::release_later)), the file, directory or inode goes
-//! onto a list instead, and one thread of the volume's own (`wt-deferred_close`) closes or forgets
+//! onto a list instead, and one thread of the volume's own (`wt-later`) closes or forgets
 //! it. That thread is made when the list gets its first entry, and gone when it is empty. The
 //! volume's end waits for it ([`DeferredClose::wait`]), before the store is released.
 //!

@@ -105,7 +105,7 @@ fn dirty_beside_the_flusher() {
     end(&client);
 }
 
-/// A sync also finds what somebody else has just begun to dirty.
+/// A sync also finds data that another thread has just begun to dirty.
 #[test]
 fn a_sync_finds_what_two_wrote() {
     model::check(|| {
@@ -131,8 +131,8 @@ fn a_sync_that_may_miss_dirty_data_is_caught() {
     mutant::assert_caught("a_sync_finds_what_two_wrote", &mutants, "not on the store after a sync");
 }
 
-/// What is written back and not durable is not taken for durable by who asks beside it what a
-/// cgroup has.
+/// Data that is written back and not durable is not taken for durable by a thread that asks beside
+/// it what a cgroup has.
 #[test]
 fn what_the_flusher_writes_is_not_taken_for_durable() {
     model::check(|| {

@@ -24,7 +24,7 @@ fn model(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
     model.check(test);
 }
 
-/// Bytes are charged to who owns the inode, while it moves and afterwards.
+/// Bytes are charged to the cgroup that owns the inode, while it moves and afterwards.
 #[test]
 fn bytes_go_to_who_owns_the_inode() {
     model(2, || {

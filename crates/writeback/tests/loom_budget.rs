@@ -106,7 +106,7 @@ fn each_mutant_is_caught() {
     mutant::assert_caught("a_waiter_is_never_forgotten", &mutants, "deadlock");
 }
 
-/// The limit holds, whoever comes at once.
+/// The limit holds, whichever writers come at once.
 #[test]
 fn the_limit_holds_whoever_comes_at_once() {
     loom::model(|| {

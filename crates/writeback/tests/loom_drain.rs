@@ -47,8 +47,8 @@ fn switcher(drain: &Arc<Drain>, shard: usize, times: usize) -> thread::JoinHandl
     thread::spawn(move || (0..times).for_each(|_| switch(&drain, shard)))
 }
 
-/// WB-R2: when a drain has returned nobody who switches inodes touches the superblock, and nobody
-/// will; and it does return.
+/// WB-R2: when a drain has returned, no thread that switches inodes touches the superblock any
+/// more; and it does return.
 #[test]
 fn nobody_touches_what_the_drain_gave_free() {
     loom::model(|| {

@@ -276,7 +276,7 @@ fn nor_does_one_who_is_busy_keep_it() {
     model::check(|| whoever_leaves_has_the_next_called(true));
 }
 
-/// One who was called and is busy for long does not keep the call: others are called.
+/// A waiter that was called and is busy for long does not keep the call: others are called.
 #[test]
 fn nor_does_one_who_is_busy_for_long() {
     model::check(who_is_busy_for_long_has_others_called);
@@ -306,13 +306,13 @@ fn nor_for_one_behind_it_that_wants_more() {
     model::check(what_is_too_little_for_one_goes_to_one_before_it);
 }
 
-/// One who has used its share up is not in the way of one who holds nothing.
+/// A waiter that has used up its share is not in the way of one that holds nothing.
 #[test]
 fn a_share_that_is_used_up_is_in_nobody_elses_way() {
     model::check(who_has_its_share_is_not_in_the_way_of_one_who_has_nothing);
 }
 
-/// One who was called and goes to another line leaves its call to who is in the first.
+/// A waiter that was called and goes to another line leaves its call to those in the first.
 #[test]
 fn a_call_stays_in_its_line() {
     model::check(who_goes_to_another_line_leaves_its_call_behind);

@@ -4,8 +4,8 @@
 //! | requirement | test | mutants |
 //! |---|---|---|
 //! | SY-R5 | [`sy_r5_a_waiter_that_changes_cgroup`] | `boost-by-current-cgroup` |
-//! | SY-R6 | [`sy_r6_who_is_queued_hears_of_a_boost`] | `boost-no-start_background` |
-//! | places that are given up | [`who_waits_hears_that_a_place_before_it_was_given_up`] | `moving-up-without-start_background`, `start_background-before-moving-up` |
+//! | SY-R6 | [`sy_r6_who_is_queued_hears_of_a_boost`] | `boost-no-kick` |
+//! | places that are given up | [`who_waits_hears_that_a_place_before_it_was_given_up`] | `moving-up-without-kick`, `kick-before-moving-up` |
 //! | SY-R7 | [`sy_r7_a_boost_beside_new_data`] | `boost-unbounded` |
 //! | SY-R9, SY-R10 | [`sy_r10_an_isolated_sync_beside_a_switch`] | `isolation-forgets-switched` |
 //! | SY-R9, SY-R10 | [`sy_r10_an_isolated_sync_beside_a_switch_among_its_own`] | `isolation-looks-once` |
@@ -56,7 +56,7 @@ fn boosts(model: &Model) -> usize {
     model.bdi.throttle().chain(&at("/slow")).groups()[0].boosts()
 }
 
-/// SY-R6: who waits for a limit hears of a boost.
+/// SY-R6: a thread that waits for a limit hears of a boost.
 #[test]
 fn sy_r6_who_is_queued_hears_of_a_boost() {
     check(|| {
@@ -77,7 +77,7 @@ fn sy_r6_who_is_queued_hears_of_a_boost() {
     });
 }
 
-/// Who waits for a limit hears that a place before it was given up.
+/// A thread that waits for a limit hears that a place before it was given up.
 #[test]
 fn who_waits_hears_that_a_place_before_it_was_given_up() {
     check(|| {
@@ -106,7 +106,7 @@ impl SyncCaller for Task {
     }
 }
 
-/// SY-R5: a boost is taken back from whom it was given, though who waits changes its cgroup.
+/// SY-R5: a boost is taken back from the cgroup that got it, though the waiter changes its cgroup.
 #[test]
 fn sy_r5_a_waiter_that_changes_cgroup() {
     check(|| {
@@ -270,7 +270,7 @@ fn wait_for_room(model: &Arc<Model>, file: &Arc<File>) {
     }
 }
 
-/// Who waits at a dirty limit hears of room that another gave up.
+/// A writer that waits at a dirty limit hears of room that another one gave up.
 #[test]
 fn room_that_is_given_up_wakes_who_waits_for_it() {
     check(|| {
@@ -293,7 +293,7 @@ fn room_that_is_given_up_wakes_who_waits_for_it() {
     });
 }
 
-/// Who waits at a dirty limit hears of a switch that makes room.
+/// A writer that waits at a dirty limit hears of a switch that makes room.
 #[test]
 fn a_switch_wakes_who_waits_at_a_dirty_limit() {
     check(|| {

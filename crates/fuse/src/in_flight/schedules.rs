@@ -61,8 +61,8 @@ fn serve_two(early: AbortPolicy) {
     assert!(!is_cancelled, "ended the next request");
 }
 
-/// A request is answered once, whether its thread or the watcher is faster, and who ends it does
-/// not end the next one.
+/// A request is answered once, whether its thread or the watcher is faster, and the one that ends
+/// it does not end the next request.
 #[test]
 fn a_request_is_answered_once_and_ends_alone() {
     for early in [AbortPolicy::Always, AbortPolicy::OnKill] {
@@ -70,8 +70,8 @@ fn a_request_is_answered_once_and_ends_alone() {
     }
 }
 
-/// The same for a request that only its own thread may answer: who cancels it does not cancel the
-/// next one.
+/// A thread that cancels a request which only its own thread may answer does not cancel the next
+/// one.
 #[test]
 fn a_request_that_must_end_itself_ends_alone() {
     model::check(|| serve_two(AbortPolicy::Never));

@@ -55,8 +55,8 @@ impl SyncTarget for Model {
     }
 }
 
-/// Who syncs a mountpoint is not held up by a volume that stalls meanwhile, and is told that its
-/// data is not durable; a store that hangs holds one thread.
+/// A caller that syncs a mountpoint is not held up by a volume that stalls meanwhile, and gets an
+/// error: that volume's data is not durable; a store that hangs holds one thread.
 #[test]
 fn who_syncs_is_not_held_up_by_a_stall() {
     model::check(|| {
@@ -140,8 +140,8 @@ fn a_late_error_that_is_told_to_another_is_caught() {
     mutant::assert_caught(test, &["syncs-late-error-anybodys"], "somebody else's error was told");
 }
 
-/// Who syncs after a volume was given up hears nothing of it: its store does not answer, one syncs
-/// beside that, and one comes later.
+/// A caller that syncs after a volume was aborted gets no error of it: its store does not answer,
+/// one caller syncs beside that, and one comes later.
 #[test]
 fn who_syncs_after_a_volume_was_given_up_hears_nothing_of_it() {
     model::check(|| {

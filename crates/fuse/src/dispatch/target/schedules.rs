@@ -98,7 +98,7 @@ fn request(tree: &MountTree, cache: &mut SnapshotCache, node: u64, own: &Arc<Vol
 }
 
 /// A request beside a detach is of its own volume, and over before the store is free; an old node
-/// number is nobody else's.
+/// number belongs to no other volume.
 #[test]
 fn a_request_beside_a_detach_is_of_its_own_volume_and_over_before_the_store_is_free() {
     model::check(|| {

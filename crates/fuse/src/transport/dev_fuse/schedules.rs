@@ -9,7 +9,7 @@ use volume::{Options, Volume};
 
 use super::*;
 
-/// Somebody always reads requests, if there is a thread that could.
+/// A thread always reads requests, if there is one that could.
 ///
 /// All readers get a request that lasts, while two other threads are through with theirs. There can
 /// be no further thread. Each of the two gets a lasting request as well, so that both are needed,
@@ -19,7 +19,7 @@ fn somebody_always_reads() {
     check(false);
 }
 
-/// Somebody always reads requests also in a pool where one thread reads.
+/// A thread always reads requests in a pool where one thread reads, too.
 #[test]
 fn somebody_always_reads_where_nobody_waits() {
     check(true);

@@ -87,7 +87,8 @@ impl Message {
     }
 }
 
-/// Runs one command; what it says of each program. Its own messages are for the person who waits.
+/// Runs one command and returns what it says of each program. Its own messages are for the person
+/// who waits.
 fn cargo(
     root: &Path,
     checker: Checker,

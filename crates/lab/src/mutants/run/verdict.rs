@@ -11,7 +11,7 @@ pub(super) enum Verdict {
     Passed,
     /// The test passed with the mutant, or failed for another reason: what it said.
     Survived(String),
-    /// Nobody looked: why.
+    /// It did not run, and why.
     NotRun(String),
 }
 
