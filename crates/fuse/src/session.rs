@@ -43,6 +43,8 @@ pub struct SessionOptions {
     /// Threads at most, and requests under way: each request that waits, for a limit or for a store
     /// that does not answer, holds one. By default what the host can bear, 256 to 1024.
     pub threads_max: usize,
+    /// Whether threads that serve a lone client over io_uring may be of the class SCHED_IDLE.
+    pub idle_sched: bool,
     /// How long the kernel may remember names, and that there are none.
     pub entry_valid: Duration,
     /// How long the kernel may remember attributes.
@@ -62,6 +64,7 @@ impl Default for SessionOptions {
         Self {
             mode: Mode::default(),
             threads_max: capacity::of_host(),
+            idle_sched: true,
             entry_valid: VALID,
             attr_valid: VALID,
             readahead_bytes: 1 << 20,
@@ -175,7 +178,8 @@ impl Session {
     pub fn new(volume: Arc<Volume>, mut mount: Mount, options: SessionOptions) -> Result<Self, SessionError> {
         let master = Arc::new(Dev::new(mount.take_fd().map_err(SessionError::Device)?));
         let before = mount.take_uring().unwrap_or_else(|| BeforeMount::new(Uring::Off));
-        let prepared = before.outcome().and_then(|()| PreparedDispatcher::new(&master, options.threads_max));
+        let new = |()| PreparedDispatcher::new(&master, options.threads_max, options.idle_sched);
+        let prepared = before.outcome().and_then(new);
         let wishes = Wishes {
             mode: options.mode,
             max_background: capacity::of_background(options.mode, options.threads_max),

@@ -33,8 +33,18 @@ use trees::Trees;
 #[derive(Debug)]
 pub(crate) struct Volumes;
 
-const VARIANTS: [&str; 9] =
-    ["default", "writethrough", "writeback", "null", "bindfs", "rclone", "passthrough_ll", "ext4", "tmpfs"];
+const VARIANTS: [&str; 10] = [
+    "default",
+    "writethrough",
+    "noidle",
+    "writeback",
+    "null",
+    "bindfs",
+    "rclone",
+    "passthrough_ll",
+    "ext4",
+    "tmpfs",
+];
 
 impl Experiment for Volumes {
     fn name(&self) -> &'static str {

@@ -64,6 +64,7 @@ pub(crate) fn targets(
         "writethrough" => {
             (format!("{CACHE},mode=write-through,uring=off"), "write-through, plain readers: no io_uring")
         }
+        "noidle" => (format!("{CACHE},idle_sched=off{uring}"), "write-through, threads keep their class"),
         "writeback" => (format!("{CACHE},mode=kernel-writeback{uring}"), "kernel write-back"),
         _ => (format!("{CACHE}{uring}"), ""),
     };

@@ -38,6 +38,8 @@ pub struct MountOptions {
     pub flushers: Option<usize>,
     /// Threads that read requests; none: the front end's default.
     pub threads: Option<usize>,
+    /// Whether threads that serve a lone client over io_uring may be of the class SCHED_IDLE.
+    pub idle_sched: bool,
     /// The way to the kernel.
     pub uring: Uring,
     /// When data begins to be written back; none: the volume's default.
@@ -78,6 +80,7 @@ impl Default for MountOptions {
             allow_other: None,
             flushers: None,
             threads: None,
+            idle_sched: true,
             uring: Uring::default(),
             dirty_after: None,
             flush_on_close: false,
@@ -117,6 +120,7 @@ pub const VALID: &[(&str, &str)] = &[
         "requests that may be under way, each with a thread [by memory and descriptors, 256 to 1024]",
     ),
     ("uring=WHEN", "talk to the kernel over io_uring: auto [default] where the host's switch is on, on, off"),
+    ("idle_sched=WHEN", "over io_uring, serve a lone client in the class SCHED_IDLE: on [default], off"),
     ("dirty_after=TIME", "write data back when it is this old [5s]"),
     ("dirty_max=SIZE", "each cgroup's bound on data that is not on the store [its share of the cache]"),
     ("flush_on_close", "close(2) waits until the store has the file's data, and reports errors"),
@@ -164,13 +168,14 @@ The last one shows a directory of the mountpoint in a second place.\n\
 Who looks at the directory sees the volume when the command returns. Attached volumes end with the mountpoint.";
 
 /// Options that are of a mountpoint, and not of a volume.
-const OF_THE_MOUNTPOINT: [&str; 15] = [
+const OF_THE_MOUNTPOINT: [&str; 16] = [
     "mode",
     "type",
     "allow_other",
     "noallow_other",
     "threads",
     "uring",
+    "idle_sched",
     "cgroup",
     "nosuid",
     "nodev",
@@ -255,6 +260,13 @@ impl MountOptions {
                     "on" => Uring::On,
                     "off" => Uring::Off,
                     _ => return Err(wrong("give auto, on or off".to_owned())),
+                }
+            }
+            "idle_sched" => {
+                self.idle_sched = match needed()? {
+                    "on" => true,
+                    "off" => false,
+                    _ => return Err(wrong("give on or off".to_owned())),
                 }
             }
             "flushers" => self.flushers = Some(threads(needed()?, FLUSHERS_MAX).map_err(wrong)?),

@@ -195,6 +195,7 @@ fn start_session(
     let session_options = fuse::SessionOptions {
         mode: options.mode,
         threads_max: options.threads.unwrap_or(defaults.threads_max),
+        idle_sched: options.idle_sched,
         on_destroy: Box::new(move || {
             drained.shutdown();
             state.advance(ConnectionState::Unmounted);

@@ -47,9 +47,10 @@ pub(crate) struct PreparedDispatcher {
 impl PreparedDispatcher {
     /// Starts the thread, and has it get memory and an io_uring: everything that can fail, before
     /// INIT is answered. From then on the kernel waits for the entries.
-    pub(crate) fn new(dev: &Arc<Dev>, threads_max: usize) -> Result<Self, String> {
+    pub(crate) fn new(dev: &Arc<Dev>, threads_max: usize, idle_sched: bool) -> Result<Self, String> {
         let queues = cpus::possible().map_err(|error| format!("cannot count the CPUs: {error}"))?;
-        let ring = Arc::new(Ring::new(Arc::clone(dev), queues, threads_max).map_err(|e| e.to_string())?);
+        let ring = Ring::new(Arc::clone(dev), queues, threads_max, idle_sched);
+        let ring = Arc::new(ring.map_err(|error| error.to_string())?);
         let no_uring = |error: io::Error| format!("no io_uring: {error}");
         let (ready, is_ready) = sync_channel(1);
         let (start, starting) = sync_channel(1);

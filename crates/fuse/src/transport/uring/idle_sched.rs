@@ -112,9 +112,9 @@ struct WakeState {
 
 impl Watchdog {
     /// A watchdog that runs on any of `cpus`.
-    pub(super) fn new(cpus: Cpus) -> Self {
+    pub(super) fn new(cpus: Cpus, is_wanted: bool) -> Self {
         Self {
-            is_possible: policy::is_possible(),
+            is_possible: is_wanted && policy::is_possible(),
             cpus,
             list: Mutex::default(),
             is_asleep: AtomicBool::new(true),

@@ -169,7 +169,7 @@ mod tests {
 
     fn reply_slot() -> Arc<ReplySlot> {
         let dev = Dev::new(std::fs::File::open("/dev/null").unwrap().into());
-        Arc::new(ReplySlot::new(Arc::new(Ring::new(Arc::new(dev), 1, 1).unwrap())))
+        Arc::new(ReplySlot::new(Arc::new(Ring::new(Arc::new(dev), 1, 1, true).unwrap())))
     }
 
     fn kept(reply_slot: &ReplySlot) -> usize {

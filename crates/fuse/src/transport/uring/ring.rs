@@ -63,7 +63,12 @@ struct Returned {
 }
 
 impl Ring {
-    pub(super) fn new(dev: Arc<Dev>, queues: u16, threads_max: usize) -> Result<Self, Errno> {
+    pub(super) fn new(
+        dev: Arc<Dev>,
+        queues: u16,
+        threads_max: usize,
+        idle_sched: bool,
+    ) -> Result<Self, Errno> {
         let count = usize::from(queues).max(1);
         let depth = (threads_max.max(ENTRIES_MIN) / count).max(DEPTH_MIN);
         let entries_max = GROWTH * count * depth;
@@ -75,7 +80,7 @@ impl Ring {
             queues: std::iter::repeat_with(QueueLoad::default).take(count).collect(),
             depth,
             resident,
-            watchdog: Arc::new(Watchdog::new(cpus.clone())),
+            watchdog: Arc::new(Watchdog::new(cpus.clone(), idle_sched)),
             cpus,
             single_client: SingleClient::default(),
             pool: ThreadPool::new(threads_max + entries_max),

@@ -25,7 +25,7 @@ fn serve(watchdog: &Arc<Watchdog>, requests: u64) -> Tid {
 /// Threads come, take the class and go; the watchdog ends after them, or before.
 fn check(ends_early: bool) {
     model::check(move || {
-        let watchdog = Arc::new(Watchdog::new(Cpus::new()));
+        let watchdog = Arc::new(Watchdog::new(Cpus::new(), true));
         let servers: Vec<_> = (0..2)
             .map(|_| {
                 let watchdog = Arc::clone(&watchdog);
@@ -59,7 +59,7 @@ fn nobody_starves_after_the_end() {
 #[test]
 fn nobody_starves_in_a_ban() {
     model::check(|| {
-        let watchdog = Arc::new(Watchdog::new(Cpus::new()));
+        let watchdog = Arc::new(Watchdog::new(Cpus::new(), true));
         // ORDERING: Relaxed, there are no other threads yet.
         watchdog.has_thread.store(true, Ordering::Relaxed);
         let this = Arc::clone(&watchdog);

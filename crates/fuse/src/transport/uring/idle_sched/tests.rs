@@ -9,7 +9,7 @@ use super::*;
 /// let it. Without `has_thread` the test itself looks after the threads: the watchdog has no
 /// thread.
 fn guarded(has_thread: bool) -> Option<(Arc<Watchdog>, IdleSchedHandle)> {
-    let watchdog = Arc::new(Watchdog::new(Cpus::new()));
+    let watchdog = Arc::new(Watchdog::new(Cpus::new(), true));
     // ORDERING: Relaxed here and below: no other thread looks yet, or the value is polled.
     watchdog.has_thread.store(!has_thread, Ordering::Relaxed);
     let handle = watchdog.register();
