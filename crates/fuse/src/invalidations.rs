@@ -217,6 +217,7 @@ mod schedules {
         assert_eq!(sent(&reader), 4, "the kernel was not told");
     }
 
+    /// An invalidation in the queue has a thread that sends it to the kernel.
     #[test]
     fn all_that_is_on_the_list_is_told() {
         model::check(two_tell);

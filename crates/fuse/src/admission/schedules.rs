@@ -102,6 +102,7 @@ fn serve_queued(in_flight: &InFlight, is_aborted: &AtomicBool) {
     }
 }
 
+/// No request waits for a thread while none of its volume is at work.
 #[test]
 fn nobody_waits_while_none_of_the_volume_is_at_work() {
     model::check(|| {
@@ -121,7 +122,8 @@ fn one_that_is_left_waiting_is_caught() {
     }
 }
 
-/// The thread that is at work never leaves: its store is silent.
+/// A request that waits for a volume which is given up is answered, though the thread that is at
+/// work never leaves: its store is silent.
 #[test]
 fn who_waits_for_a_volume_that_is_given_up_is_answered() {
     model::check(|| {
@@ -139,7 +141,8 @@ fn one_that_waits_for_ever_is_caught() {
     mutant::assert_caught(test, &["room-end-unseen"], "left waiting");
 }
 
-/// It is its turn while its volume is given up, found stalled, and its caller is killed.
+/// A request that waits is answered once, though it is its turn while its volume is given up, found
+/// stalled, and its caller is killed.
 #[test]
 fn who_waits_is_answered_once() {
     model::check(|| {
@@ -169,7 +172,7 @@ fn two_answers_are_caught() {
     mutant::assert_caught(test, &["room-begins-anyway"], "not answered once");
 }
 
-/// A signal comes for it while it comes into the queue and leaves it.
+/// An INTERRUPT for a request that waits is heard, while that comes into the room and leaves it.
 #[test]
 fn an_interrupt_of_one_that_waits_is_heard() {
     model::check(|| {

@@ -61,6 +61,8 @@ fn serve_two(early: AbortPolicy) {
     assert!(!is_cancelled, "ended the next request");
 }
 
+/// A request is answered once, whether its thread or the watcher is faster, and who ends it does
+/// not end the next one.
 #[test]
 fn a_request_is_answered_once_and_ends_alone() {
     for early in [AbortPolicy::Always, AbortPolicy::OnKill] {
@@ -68,6 +70,8 @@ fn a_request_is_answered_once_and_ends_alone() {
     }
 }
 
+/// The same for a request that only its own thread may answer: who cancels it does not cancel the
+/// next one.
 #[test]
 fn a_request_that_must_end_itself_ends_alone() {
     model::check(|| serve_two(AbortPolicy::Never));
@@ -83,6 +87,7 @@ fn two_answers_are_caught() {
     mutant::assert_caught(test, &both, "ended the next request");
 }
 
+/// An INTERRUPT beside the beginning of its request is heard.
 #[test]
 fn an_interrupt_beside_its_request_is_heard() {
     model::check(|| {
@@ -106,7 +111,7 @@ fn a_lost_interrupt_is_caught() {
     mutant::assert_caught(test, &["begin-looks-first", "interrupt-looks-once"], "the interrupt was lost");
 }
 
-/// A request for an attached volume that begins while the volume is given up; its store never
+/// A request that begins while its attached volume is given up is answered, though the store never
 /// answers.
 #[test]
 fn a_request_beside_the_end_of_its_volume_is_answered() {
@@ -155,7 +160,7 @@ fn many_stalled() -> (Arc<InFlight>, [RequestClass; 2]) {
     )
 }
 
-/// Two clients ask one stalled volume, a third one another.
+/// Of each stalled volume one request waits: two clients ask one such volume, a third one another.
 #[test]
 fn of_each_stalled_volume_one_request_waits() {
     model::check(|| {
@@ -178,8 +183,8 @@ fn a_share_in_which_the_first_has_no_place_is_caught() {
     mutant::assert_caught(test, &["share-counts-first"], "not one request of each waits");
 }
 
-/// A client asks a stalled volume one thing at a time: the next one when it has the answer, which
-/// another thread reads.
+/// A client that asks a stalled volume one thing at a time is never refused: its place is given
+/// back before the answer, which another thread reads.
 #[test]
 fn who_asks_one_at_a_time_is_never_refused() {
     model::check(|| {

@@ -1,10 +1,10 @@
 //! The kernel's switch for FUSE over io_uring.
 //!
 //! The kernel looks at it when it mounts (to offer it in INIT) and when INIT is answered; after
-//! that the connection keeps what was agreed. There is one switch for the whole host. A daemon that
-//! runs as root switches it on for as long as that takes, and puts it back to what it was. A lock
-//! file keeps other processes that do the same out, or one would put it back while another needs
-//! it.
+//! that the connection keeps what was agreed. There is one switch for the whole host, which is its
+//! administrator's: a mount only reads it. With `uring=on` a daemon that runs as root switches it on
+//! for as long as mounting takes, and puts it back to what it was. A lock file keeps other processes
+//! that do the same out, or one would put it back while another needs it.
 //!
 //! A process that is killed in between leaves the switch on. The lock file says so: it holds
 //! [`WAS_OFF`] from before the switch is turned on until after it was put back, so that the next
@@ -31,10 +31,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Whether to talk to the kernel over io_uring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Uring {
-    /// Over io_uring where that is possible, else over `/dev/fuse`.
+    /// Over io_uring where the host's switch for it is on, else over `/dev/fuse`.
     #[default]
     Auto,
-    /// Over io_uring, or fail.
+    /// Over io_uring, or fail. Root turns the host's switch on for as long as mounting takes.
     On,
     /// Not over io_uring.
     Off,
@@ -52,7 +52,8 @@ impl BeforeMount {
     pub(crate) fn new(wish: Uring) -> Self {
         let switch = match wish {
             Uring::Off => Err("not wanted".to_owned()),
-            Uring::Auto | Uring::On => enable(),
+            Uring::Auto => look(),
+            Uring::On => enable(),
         };
         Self { wish, switch }
     }
@@ -89,20 +90,28 @@ impl Drop for Enabled {
     }
 }
 
-/// Switches it on, or says why it cannot be.
-fn enable() -> Result<Enabled, String> {
-    enable_with(Path::new(SWITCH), rustix::process::geteuid().is_root().then_some(Path::new(LOCK)))
+/// Says why it is not on, if it is not.
+fn look() -> Result<Enabled, String> {
+    look_at(Path::new(SWITCH))
 }
 
-/// Without a lock file it is only looked at.
-fn enable_with(switch: &Path, lock_file: Option<&Path>) -> Result<Enabled, String> {
+/// Switches it on, or says why it cannot be.
+fn enable() -> Result<Enabled, String> {
+    if rustix::process::geteuid().is_root() { enable_at(Path::new(SWITCH), Path::new(LOCK)) } else { look() }
+}
+
+fn look_at(switch: &Path) -> Result<Enabled, String> {
+    match is_enabled(switch)? {
+        true => Ok(Enabled(None)),
+        false => Err(format!(
+            "{} is off: the administrator can turn it on, and `uring=on` as root does while it mounts",
+            switch.display()
+        )),
+    }
+}
+
+fn enable_at(switch: &Path, lock_file: &Path) -> Result<Enabled, String> {
     let shown = switch.display();
-    let Some(lock_file) = lock_file else {
-        return match is_enabled(switch)? {
-            true => Ok(Enabled(None)),
-            false => Err(format!("{shown} is off, and only root can change it")),
-        };
-    };
     let lock = lock(lock_file)?;
     if is_enabled(switch)? {
         // By an administrator, or by another of these processes that was killed.
@@ -187,7 +196,7 @@ mod tests {
     fn a_switch_is_put_back_to_what_it_was() {
         for was_on in [false, true] {
             let (_dir, switch, lock) = host(was_on);
-            let on = enable_with(&switch, Some(&lock)).unwrap();
+            let on = enable_at(&switch, &lock).unwrap();
             assert!(is_enabled(&switch).unwrap());
             drop(on);
             assert_eq!(is_enabled(&switch).unwrap(), was_on);
@@ -200,7 +209,7 @@ mod tests {
         let (_dir, switch, lock) = host(false);
         std::fs::write(&switch, "Y").unwrap();
         std::fs::write(&lock, WAS_OFF).unwrap();
-        drop(enable_with(&switch, Some(&lock)).unwrap());
+        drop(enable_at(&switch, &lock).unwrap());
         assert!(!is_enabled(&switch).unwrap());
         assert_eq!(std::fs::read(&lock).unwrap(), b"");
     }
@@ -208,19 +217,20 @@ mod tests {
     #[test]
     fn the_note_is_there_as_long_as_the_switch_has_to_be_put_back() {
         let (_dir, switch, lock) = host(false);
-        let on = enable_with(&switch, Some(&lock)).unwrap();
+        let on = enable_at(&switch, &lock).unwrap();
         assert_eq!(std::fs::read(&lock).unwrap(), WAS_OFF);
         drop(on);
     }
 
     #[test]
-    fn who_is_not_root_looks_only() {
+    fn a_look_changes_nothing() {
         let (dir, switch, lock) = host(false);
-        assert!(enable_with(&switch, None).unwrap_err().contains("only root"));
+        assert!(look_at(&switch).unwrap_err().contains("uring=on"));
+        assert!(!is_enabled(&switch).unwrap());
         std::fs::write(&switch, "Y").unwrap();
-        drop(enable_with(&switch, None).unwrap());
+        drop(look_at(&switch).unwrap());
         assert!(is_enabled(&switch).unwrap() && !lock.exists());
         let missing = dir.path().join("missing");
-        assert!(enable_with(&missing, None).unwrap_err().contains("6.14"));
+        assert!(look_at(&missing).unwrap_err().contains("6.14"));
     }
 }

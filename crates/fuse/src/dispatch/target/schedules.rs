@@ -97,6 +97,8 @@ fn request(tree: &MountTree, cache: &mut SnapshotCache, node: u64, own: &Arc<Vol
     true
 }
 
+/// A request beside a detach is of its own volume, and over before the store is free; an old node
+/// number is nobody else's.
 #[test]
 fn a_request_beside_a_detach_is_of_its_own_volume_and_over_before_the_store_is_free() {
     model::check(|| {
@@ -123,6 +125,7 @@ fn a_request_beside_a_detach_is_of_its_own_volume_and_over_before_the_store_is_f
     });
 }
 
+/// What was attached is found by the next request, also on top of what was attached before.
 #[test]
 fn a_request_after_an_attach_finds_it() {
     model::check(|| {
@@ -147,6 +150,8 @@ fn a_request_after_an_attach_finds_it() {
     });
 }
 
+/// What is open beside a lazy detach is served, and its release ends the volume, once; no name is
+/// found in what is gone.
 #[test]
 fn what_is_open_beside_a_lazy_detach_is_served_and_ends_the_volume_once() {
     model::check(|| {

@@ -9,6 +9,8 @@ use volume::{Options, Volume};
 
 use super::*;
 
+/// Somebody always reads requests, if there is a thread that could.
+///
 /// All readers get a request that lasts, while two other threads are through with theirs. There can
 /// be no further thread. Each of the two gets a lasting request as well, so that both are needed,
 /// one after the other: if one rests while no thread reads, nothing wakes it any more.
@@ -17,7 +19,7 @@ fn somebody_always_reads() {
     check(false);
 }
 
-/// One thread reads.
+/// Somebody always reads requests also in a pool where one thread reads.
 #[test]
 fn somebody_always_reads_where_nobody_waits() {
     check(true);

@@ -42,17 +42,20 @@ fn check(ends_early: bool) {
     });
 }
 
+/// A serving thread that stops in the idle class, wherever it stands, gets its own class back.
 #[test]
 fn nobody_starves() {
     check(false);
 }
 
+/// It does so also where the guard is told to end meanwhile.
 #[test]
 fn nobody_starves_after_the_end() {
     check(true);
 }
 
-/// A thread that has not heard of a ban takes the class all the same.
+/// A serving thread that has not heard of a ban, and takes the idle class all the same, gets its
+/// own class back.
 #[test]
 fn nobody_starves_in_a_ban() {
     model::check(|| {
