@@ -200,7 +200,7 @@ impl<R: ReadyList> Inner<R> {
                     if item.source.is_eventpoll() {
                         nest::unlink(self.shared.poll_wait.id(), source);
                     }
-                    reclaim::drop_later(item);
+                    reclaim::domain().defer_drop(item);
                 }
                 TaskResult::Forgotten(None, _) => {}
                 TaskResult::Closed(slots) => self.detach_all(slots),
@@ -357,7 +357,7 @@ impl<R: ReadyList> Inner<R> {
                 let source = Arc::clone(&item.source);
                 drop(source.queue().0.detach(&(Arc::clone(&item) as Arc<dyn WaitEntry>)));
                 self.watches.give(1);
-                reclaim::drop_later((item, source));
+                reclaim::domain().defer_drop((item, source));
             }
         }
         self.shared.poll_wait.close();

@@ -25,7 +25,7 @@ use sync::mutant::is_on;
 
 use crate::barrier::full;
 use crate::ready::{Bit, ReadyBitmap, ReadyList};
-use crate::reclaim::{Cell, Retired};
+use crate::reclaim::{RcuCell, Retired, domain};
 use crate::waiters::Waiters;
 use crate::{Error, Events, Result};
 
@@ -86,7 +86,7 @@ pub(crate) struct WaitQueue {
     id: u64,
     /// Whether there are any; written under `change`.
     has_entries: AtomicBool,
-    entries: Cell<WaitEntries>,
+    entries: RcuCell<WaitEntries>,
     change: Mutex<Change>,
 }
 
@@ -117,7 +117,7 @@ impl WaitQueue {
             // ORDERING: Relaxed, only a number of its own for each.
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             has_entries: AtomicBool::new(false),
-            entries: Cell::new(WaitEntries::default()),
+            entries: RcuCell::new(domain(), WaitEntries::default()),
             change: Mutex::new(Change::default()),
         }
     }

@@ -7,59 +7,26 @@
 //! grace periods protect, the thread that replaces a list waits for the readers, and a value
 //! notices when it is freed under one.
 
-#[cfg(not(loom))]
-pub(crate) use real::{Cell, Retired, drop_later};
-
-#[cfg(loom)]
-pub(crate) use model::{Cell, Retired, drop_later};
-
 pub(crate) use oracle::Called;
 
+#[cfg(loom)]
+pub(crate) use model::{RcuCell, Retired, domain};
 #[cfg(not(loom))]
-mod real {
-    use rcu::{Domain, RcuCell};
+pub(crate) use rcu::{RcuCell, Retired};
 
-    /// All eventpolls of the process: sections are short, and only threads that change lists leave
-    /// work to it.
+/// All eventpolls of the process: sections are short, and only threads that change lists leave work
+/// to it.
+#[cfg(not(loom))]
+pub(crate) fn domain() -> &'static rcu::Domain {
     #[cfg(not(shuttle))]
-    static DOMAIN: std::sync::LazyLock<Domain> = std::sync::LazyLock::new(Domain::new);
-
+    static DOMAIN: std::sync::LazyLock<rcu::Domain> = std::sync::LazyLock::new(rcu::Domain::new);
     // One for each schedule. It is not dropped: a schedule's statics are dropped when it has no
     // threads any more.
     #[cfg(shuttle)]
     shuttle::lazy_static! {
-        static ref DOMAIN: std::mem::ManuallyDrop<Domain> = std::mem::ManuallyDrop::new(Domain::new());
+        static ref DOMAIN: std::mem::ManuallyDrop<rcu::Domain> = std::mem::ManuallyDrop::new(rcu::Domain::new());
     }
-
-    /// A replaced value. It is freed when it was dropped and no reader sees it any more; drop it
-    /// without a lock.
-    pub(crate) type Retired<T> = rcu::Retired<T>;
-
-    /// Drops a value at some later time, and not under the caller's locks.
-    pub(crate) fn drop_later<T: Send + 'static>(value: T) {
-        DOMAIN.defer_drop(value);
-    }
-
-    /// A value that is replaced while others read it.
-    #[derive(Debug)]
-    pub(crate) struct Cell<T: Send + 'static>(RcuCell<T>);
-
-    impl<T: Send + 'static> Cell<T> {
-        pub(crate) fn new(value: T) -> Self {
-            Self(RcuCell::new(&DOMAIN, value))
-        }
-
-        /// Reads the value, which stays meanwhile.
-        #[inline]
-        pub(crate) fn with<R>(&self, read: impl FnOnce(&T) -> R) -> R {
-            self.0.with(read)
-        }
-
-        /// Replaces the value, and returns the old one.
-        pub(crate) fn replace(&self, value: T) -> Retired<T> {
-            self.0.replace(value)
-        }
-    }
+    &DOMAIN
 }
 
 /// Under shuttle, a callback's target notices when it is freed during the call.
@@ -120,15 +87,24 @@ mod model {
         };
     }
 
-    /// In models, drops at once.
-    pub(crate) fn drop_later<T>(value: T) {
-        drop(value);
+    /// Stands for `rcu::Domain`.
+    pub(crate) struct Domain;
+
+    pub(crate) fn domain() -> &'static Domain {
+        &Domain
+    }
+
+    impl Domain {
+        /// Drops at once.
+        pub(crate) fn defer_drop<T>(&self, value: T) {
+            drop(value);
+        }
     }
 
     /// A value that is replaced while others read it. A lock holds it: `rcu`'s own models check
     /// that readers may read the pointer without one.
     #[derive(Debug)]
-    pub(crate) struct Cell<T>(Mutex<Arc<Watched<T>>>);
+    pub(crate) struct RcuCell<T>(Mutex<Arc<Watched<T>>>);
 
     #[derive(Debug)]
     pub(crate) struct Watched<T> {
@@ -140,8 +116,8 @@ mod model {
     #[derive(Debug)]
     pub(crate) struct Retired<T>(Arc<Watched<T>>);
 
-    impl<T> Cell<T> {
-        pub(crate) fn new(value: T) -> Self {
+    impl<T> RcuCell<T> {
+        pub(crate) fn new(_: &Domain, value: T) -> Self {
             Self(Mutex::new(Arc::new(Watched { value, is_free: AtomicBool::new(false) })))
         }
 

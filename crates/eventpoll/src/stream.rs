@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_core::Stream;
 
 use crate::notify::{Listening, Notify};
-use crate::reclaim::Cell;
+use crate::reclaim::{RcuCell, domain};
 use crate::{Event, EventPoll, Result};
 
 /// Events that one look takes.
@@ -73,13 +73,13 @@ const BATCH: usize = 64;
 /// # }
 /// ```
 pub struct EventStream {
-    listening: Listening<Cell<Option<Waker>>>,
+    listening: Listening<RcuCell<Option<Waker>>>,
     waker: Option<Waker>,
     /// Events not yet returned, the next one last.
     events: Vec<Event>,
 }
 
-impl Notify for Cell<Option<Waker>> {
+impl Notify for RcuCell<Option<Waker>> {
     fn tell(&self) {
         self.with(|waker| {
             if let Some(waker) = waker {
@@ -95,7 +95,7 @@ impl EventStream {
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed).
     pub fn new(poll: Arc<EventPoll>) -> Result<Self> {
-        let listening = Listening::new(poll, Cell::new(None))?;
+        let listening = Listening::new(poll, RcuCell::new(domain(), None))?;
         Ok(Self { listening, waker: None, events: Vec::new() })
     }
 }

@@ -41,7 +41,7 @@ fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> thread
     thread::spawn(work)
 }
 
-/// EP-R1.
+/// EP-R1: who waits is woken by a signal, wherever the one met the other.
 #[test]
 fn who_waits_is_woken() {
     model(3, || {
@@ -74,7 +74,8 @@ fn who_waits_is_woken_again() {
     });
 }
 
-/// EP-R4: wherever the other one was stopped, also with the same source.
+/// EP-R4: a signal that has returned is seen by who asks next, wherever another thread that signals
+/// was stopped, also with the same source.
 #[test]
 fn a_signal_that_has_returned_is_seen() {
     model(3, || {
@@ -103,7 +104,8 @@ fn beside_a_scan() -> (Arc<EventPoll>, Arc<Flag>, Flag, thread::JoinHandle<usize
     (poll, flag, first, scans)
 }
 
-/// EP-R4 and EP-R3: while one thread scans, another takes the news of a second source.
+/// EP-R4 and EP-R3: a signal that has returned is seen while somebody scans, who takes the news of
+/// another source.
 #[test]
 fn a_signal_that_has_returned_is_seen_beside_a_scan() {
     model(3, || {
@@ -115,7 +117,8 @@ fn a_signal_that_has_returned_is_seen_beside_a_scan() {
     });
 }
 
-/// EP-R4: beside a scan, and beside a producer of the same source that is stopped half-way.
+/// EP-R4: a signal that has returned is seen while somebody scans and one who signals the same
+/// source is stopped half-way.
 #[test]
 fn a_signal_that_has_returned_is_seen_beside_a_scan_and_one_who_stopped() {
     model(3, || {
@@ -132,7 +135,7 @@ fn a_signal_that_has_returned_is_seen_beside_a_scan_and_one_who_stopped() {
     });
 }
 
-/// EP-R3: the same, while a scan takes it.
+/// EP-R3: what is ready is there for who asks, while a scan takes it.
 #[test]
 fn what_a_scan_takes_is_not_missed() {
     model(3, || {
@@ -163,7 +166,7 @@ fn what_a_scan_has_taken_lets_nobody_sleep() {
     });
 }
 
-/// EP-R3: a ready source of level kind is there for every consumer.
+/// EP-R3: what is ready, of level kind, is there for everybody who asks.
 #[test]
 fn what_stays_ready_is_never_missed() {
     model(4, || {
@@ -181,7 +184,8 @@ fn what_stays_ready_is_never_missed() {
     });
 }
 
-/// EP-R4: one of two producers is stopped on its way to wake.
+/// EP-R4: after a signal nobody sleeps, though another one who signals is stopped on its way to
+/// wake.
 #[test]
 fn after_a_signal_nobody_sleeps() {
     model(3, || {
@@ -201,8 +205,8 @@ fn after_a_signal_nobody_sleeps() {
     });
 }
 
-/// EP-R3, EP-R4: a source of level kind that is ready for two takes, with a producer stopped
-/// anywhere.
+/// EP-R3, EP-R4: a source of level kind that is ready for two takes is there for both, wherever one
+/// who signals it was stopped.
 #[test]
 fn what_is_left_of_a_source_is_not_hidden_by_one_who_stopped() {
     model(3, || {
@@ -243,7 +247,7 @@ impl Poll for Takes {
     }
 }
 
-/// EP-R1: of edge kind, with a scan under way that finds nothing.
+/// EP-R1: a signal of edge kind is told of, though a scan is under way that finds nothing.
 #[test]
 fn no_signal_is_lost_beside_a_scan() {
     model(4, || {
@@ -262,6 +266,7 @@ fn no_signal_is_lost_beside_a_scan() {
     });
 }
 
+/// `modify` beside a signal: one of both sees the other, and what is ready is told of.
 #[test]
 fn modify_or_the_signal_sees_the_other() {
     model(3, || {
@@ -276,6 +281,7 @@ fn modify_or_the_signal_sees_the_other() {
     });
 }
 
+/// `add` beside a signal: one of both sees the other, and what is ready is told of.
 #[test]
 fn add_or_the_signal_sees_the_other() {
     model(3, || {
@@ -290,7 +296,8 @@ fn add_or_the_signal_sees_the_other() {
     });
 }
 
-/// EP-R5.
+/// EP-R5: an item that is deleted stays for as long as its callback runs, and is not told of
+/// afterwards.
 #[test]
 fn what_is_deleted_stays_while_it_is_called() {
     model(3, || {
@@ -326,7 +333,7 @@ fn a_late_signal_does_no_harm_to_who_comes_next() {
     });
 }
 
-/// EP-R5.
+/// EP-R5: `close` ends a wait, though a signal comes at the same time.
 #[test]
 fn a_close_ends_a_wait_beside_a_signal() {
     model(2, || {
@@ -359,7 +366,8 @@ fn an_interrupt_ends_a_wait_that_has_begun() {
     });
 }
 
-/// EP-R4, P8: one of two producers is stopped on its way to notify.
+/// EP-R4, P8: after a signal the descriptor is readable, though another one who signals is stopped
+/// on its way to tell.
 #[test]
 fn after_a_signal_the_descriptor_is_readable() {
     model(3, || {
@@ -376,7 +384,7 @@ fn after_a_signal_the_descriptor_is_readable() {
     });
 }
 
-/// P8.
+/// P8: who looks by a descriptor finds the signal, or is told of it.
 #[test]
 fn a_look_or_the_signal_sees_the_other() {
     model(3, || {
@@ -392,8 +400,8 @@ fn a_look_or_the_signal_sees_the_other() {
     });
 }
 
-/// P8: a producer that has notified is stopped before it notes that, until looks have begun and
-/// found the work.
+/// P8: one who tells is stopped before it notes it, until looks have begun and found what there
+/// was; the next signal is told all the same.
 #[test]
 fn a_late_note_hides_nothing() {
     model(3, || {
@@ -412,7 +420,8 @@ fn a_late_note_hides_nothing() {
     });
 }
 
-/// EP-R4, P8: the same for a task.
+/// EP-R4, P8: after a signal the task that waits is woken, though another one who signals is
+/// stopped on its way to tell.
 #[test]
 fn after_a_signal_the_task_is_woken() {
     model(2, || {
@@ -461,7 +470,8 @@ fn of_those_that_are_exclusive_one_is_woken() {
     });
 }
 
-/// EP-R6.
+/// EP-R6: of two eventpolls that would watch each other, each by a thread of its own, one is
+/// refused.
 #[test]
 fn two_that_would_watch_each_other() {
     model(3, || {
@@ -475,6 +485,7 @@ fn two_that_would_watch_each_other() {
     });
 }
 
+/// A reader of a journal that keeps up misses nothing that is written beside it.
 #[test]
 fn a_reader_that_keeps_up_misses_nothing() {
     model(3, || {

@@ -17,7 +17,8 @@ use watertight_eventpoll::{
 const LT: Interest = Interest::level(Events::IN);
 const ET: Interest = Interest::edge(Events::IN);
 
-/// Whatever slot is locked when it is wanted.
+/// A reader of a journal that is overtaken comes to the end, wherever a writer was stopped, and
+/// whatever slot is locked when it is wanted.
 #[test]
 fn a_reader_that_is_overtaken_finds_the_end() {
     check(|| {
@@ -43,7 +44,8 @@ fn a_reader_that_is_overtaken_finds_the_end() {
     });
 }
 
-/// EP-R5: a producer is stopped anywhere in the callback, and the item is deleted, or its eventpoll
+/// EP-R5: an item that is unlinked is not freed under its callback, with the product's own `rcu`:
+/// whoever signals is stopped anywhere in the callback, and the item is deleted, or its eventpoll
 /// dropped.
 #[test]
 fn what_is_unlinked_is_not_freed_under_the_callback() {
@@ -85,7 +87,8 @@ fn two_with_a_lock() -> (EventPoll, [Source<Locked>; 2], Arc<Mutex<()>>, Arc<Wat
     (poll, sources, lock, watches)
 }
 
-/// EP-R5: a source is dropped under a lock that a consumer takes when it polls.
+/// EP-R5: a source that is dropped waits for no scan, though the lock that it is dropped under is
+/// one that a scan takes; what it leaves is done.
 #[test]
 fn a_source_is_dropped_under_a_lock_that_a_scan_takes() {
     check(|| {
@@ -103,7 +106,7 @@ fn a_source_is_dropped_under_a_lock_that_a_scan_takes() {
     });
 }
 
-/// EP-R5: the same with an eventpoll, while another asks it.
+/// EP-R5: an eventpoll that is dropped waits for no scan either, while another eventpoll asks it.
 #[test]
 fn an_eventpoll_is_dropped_under_a_lock_that_a_scan_takes() {
     check(|| {

@@ -12,8 +12,8 @@ use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::abi::{InHeader, WriteIn};
-use crate::init::MAX_WRITE;
+use crate::protocol::abi::{InHeader, WriteIn};
+use crate::protocol::init::MAX_WRITE;
 
 /// Where the data begins: the second page (whatever the machine's page size is, 4096 divides it).
 const DATA_AT: usize = 4096;
@@ -115,7 +115,7 @@ impl fmt::Debug for Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::ReadIn;
+    use crate::protocol::abi::ReadIn;
 
     #[test]
     fn data_of_a_write_is_aligned_and_a_read_ends_before_it() {
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(buffer.data().len(), MAX_WRITE as usize);
         assert!(MESSAGE_AT + size_of::<InHeader>() + size_of::<ReadIn>() <= DATA_AT);
         // The kernel refuses shorter buffers.
-        assert!(buffer.space().len() >= crate::abi::MIN_READ_BUFFER);
+        assert!(buffer.space().len() >= crate::protocol::abi::MIN_READ_BUFFER);
         assert_eq!(buffer.space().len(), MAX_WRITE as usize + size_of::<InHeader>() + size_of::<WriteIn>());
         assert_eq!(buffer.message(81)[80], 7);
     }

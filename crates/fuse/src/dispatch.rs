@@ -5,10 +5,13 @@
 //! the submodules; each consumes the request's [`Reply`] and gives back the proof.
 
 mod attrs;
+mod context;
 mod dirs;
 mod files;
+mod forget;
 mod names;
-mod place;
+mod op_class;
+mod target;
 mod xattrs;
 
 use std::cell::Cell;
@@ -16,22 +19,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use volume::{Cancel, HandleId};
+use volume::Cancel;
 
-use crate::abi::{InHeader, Opcode};
+use crate::admission::queue::QueuedRequest;
+use crate::admission::{self, Admission, Request};
 use crate::buffer::Buffer;
-use crate::decode::{self, Op};
-use crate::in_flight::{AbortPolicy, QueuedRequest, RequestClass, RequestSlot};
+use crate::connection::Connection;
+use crate::in_flight::{AbortPolicy, RequestClass, RequestKey, RequestSlot};
+use crate::protocol::abi::{InHeader, Opcode};
+use crate::protocol::decode::{self, Op};
 use crate::reply::{Reply, Sent};
-use crate::reply_channel::ReplyChannel;
-use crate::session::Shared;
-use crate::tree::SnapshotCache;
-use place::{Admission, RequestContext, Target};
+use crate::transport::reply_channel::ReplyChannel;
+use crate::tree::{AttachedVolume, SnapshotCache};
+use context::RequestContext;
+use target::Target;
 
 /// One thread's means to serve requests.
 #[derive(Debug)]
 pub(crate) struct RequestHandler {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<Connection>,
     pub(crate) slot: Arc<RequestSlot>,
     /// The thread's number, for statistics.
     pub(crate) number: usize,
@@ -43,7 +49,7 @@ pub(crate) struct RequestHandler {
 }
 
 impl RequestHandler {
-    pub(crate) fn new(shared: Arc<Shared>, slot: Arc<RequestSlot>, number: usize) -> Self {
+    pub(crate) fn new(shared: Arc<Connection>, slot: Arc<RequestSlot>, number: usize) -> Self {
         let cancel = slot.cancel();
         Self {
             shared,
@@ -76,6 +82,8 @@ impl RequestHandler {
         self.shared.in_flight.remove(&done);
     }
 
+    /// Serves one message: decodes it, finds its volume, has it admitted, runs its handler, and
+    /// records how that went.
     fn serve_one(&mut self, buffer: &mut Buffer, len: usize, in_place: bool, has_waited: bool) {
         let Self { shared, slot, number, cancel, cancel_used, cache, entries } = self;
         let Some((header, op)) = decoded(shared, *number, buffer.message(len), slot.channel()) else {
@@ -84,59 +92,48 @@ impl RequestHandler {
         if !has_waited {
             shared.stats.request(*number, header.opcode);
         }
-        // Another thread reads meanwhile: that was arranged when the request was taken.
-        let before_wait = || shared.in_flight.request_scan();
-        let unique = header.unique;
         if let Some(handled) = unanswerable(shared, slot, cache, &header, &op) {
             return record(shared, *number, &header, handled, shared.span());
         }
         let found = Target::find(&shared.tree, cache, header.nodeid, &op);
         let refused = found.as_ref().err().copied();
         let (target, section) = found.unwrap_or_else(|_| (Target::root(&shared.tree, 0), None));
-        let early = if in_place { AbortPolicy::Never } else { early(&op) };
-        let class = RequestClass {
-            volume: target.volume_tag(),
-            quota_exempt: place::quota_exempt(&op),
-            empty_reply: place::empty_reply(&op),
-            in_place,
+        let request = request(&header, &op, target.served, in_place, has_waited);
+        let admission = match refused {
+            Some(errno) => Admission::Refused(errno),
+            None => admission::admit(shared, slot, &request, buffer.message(len)),
         };
-        let turn = if refused.is_some() {
-            Admission::Start
-        } else {
-            target.turn((shared, slot), (class, &op), (unique, header.pid), buffer.message(len), has_waited)
-        };
-        let refused = refused.or_else(|| (turn == Admission::Refused).then_some(Errno::IO));
         let _collected = match (&shared.page, &op) {
-            (Some(page), Op::Write { arg, .. }) if files::is_collected(arg) => Some(page.collected.begin()),
+            (Some(page), Op::Write { arg, .. }) if op_class::is_collected(arg) => {
+                Some(page.collected.begin())
+            }
             _ => None,
         };
-        let is_to_begin =
-            turn != Admission::Queued && target.begin(shared, slot, (unique, header.pid, early), has_waited);
-        if !is_to_begin {
+        if admission == Admission::Queued || !admission::begin(shared, slot, &request) {
             return;
         }
-        let page = shared.page.as_ref().filter(|_| may_change(&op)).map(|page| &page.page);
-        let begin = || Reply::new(slot, cancel_used, unique).noting(page);
+        let page = shared.page.as_ref().filter(|_| op_class::may_change(&op)).map(|page| &page.page);
+        let reply = Reply::new(slot, cancel_used, header.unique).noting(page);
         let dropped_pin = Cell::new(None);
-        let without_store = turn == Admission::StartWithoutStore;
         let cx = RequestContext {
             shared,
             header: &header,
             target,
             dropped_pin: &dropped_pin,
             cancel,
-            before_wait: &before_wait,
-            without_store,
+            // Another thread reads meanwhile: that was arranged when the request was taken.
+            before_wait: &|| shared.in_flight.request_scan(),
+            without_store: admission == Admission::StartWithoutStore,
         };
         // Requests that need memory for data; then the rest.
         let handled = match op {
-            _ if let Some(errno) = refused => answered(begin(), |reply| reply.error(errno)),
-            Op::Read(arg) => answered(begin(), |reply| files::read(&cx, reply, &arg, buffer.data())),
-            Op::ReadDir(arg) => answered(begin(), |reply| dirs::read(&cx, reply, &arg, buffer.data())),
+            _ if let Admission::Refused(errno) = admission => answered(reply, |reply| reply.error(errno)),
+            Op::Read(arg) => answered(reply, |reply| files::read(&cx, reply, &arg, buffer.data())),
+            Op::ReadDir(arg) => answered(reply, |reply| dirs::read(&cx, reply, &arg, buffer.data())),
             Op::ReadDirPlus(arg) => {
-                answered(begin(), |reply| dirs::read_plus(&cx, reply, &arg, buffer.data(), entries))
+                answered(reply, |reply| dirs::read_plus(&cx, reply, &arg, buffer.data(), entries))
             }
-            op => answered(begin(), |reply| handle(&cx, reply, op)),
+            op => answered(reply, |reply| handle(&cx, reply, op)),
         };
         let panicked = matches!(handled, Handled::Panicked).then(|| cx.volume().span().clone());
         drop(section);
@@ -149,9 +146,32 @@ impl RequestHandler {
     }
 }
 
+/// A request as its admission sees it.
+fn request<'a>(
+    header: &InHeader,
+    op: &Op<'_>,
+    volume: &'a AttachedVolume,
+    in_place: bool,
+    has_waited: bool,
+) -> Request<'a> {
+    let policy = if in_place { AbortPolicy::Never } else { op_class::abort_policy(op) };
+    Request {
+        key: RequestKey { unique: header.unique, pid: header.pid, policy },
+        class: RequestClass {
+            volume: volume.tag,
+            quota_exempt: op_class::is_quota_exempt(op),
+            empty_reply: op_class::has_empty_reply(op),
+            in_place,
+        },
+        volume,
+        is_destroy: matches!(op, Op::Destroy),
+        has_waited,
+    }
+}
+
 /// Serves a message that the kernel expects no answer to.
 fn unanswerable(
-    shared: &Shared,
+    shared: &Connection,
     slot: &RequestSlot,
     cache: &mut SnapshotCache,
     header: &InHeader,
@@ -159,10 +179,10 @@ fn unanswerable(
 ) -> Option<Handled> {
     match op {
         Op::Forget(arg) => {
-            Some(unanswered(|| place::forget(shared, slot, cache, header.nodeid, arg.nlookup)))
+            Some(unanswered(|| forget::forget(shared, slot, cache, header.nodeid, arg.nlookup)))
         }
         Op::BatchForget(forgets) => Some(unanswered(|| {
-            forgets.iter().for_each(|one| place::forget(shared, slot, cache, one.nodeid, one.nlookup));
+            forgets.iter().for_each(|one| forget::forget(shared, slot, cache, one.nodeid, one.nlookup));
         })),
         Op::Interrupt(arg) => Some(unanswered(|| shared.in_flight.interrupt(arg.unique))),
         Op::NotServed(Opcode::NotifyReply) => Some(Handled::Fine),
@@ -170,7 +190,7 @@ fn unanswerable(
     }
 }
 
-fn record(shared: &Shared, number: usize, header: &InHeader, handled: Handled, span: &tracing::Span) {
+fn record(shared: &Connection, number: usize, header: &InHeader, handled: Handled, span: &tracing::Span) {
     match handled {
         Handled::Fine => {}
         Handled::Error => shared.stats.error(number),
@@ -185,7 +205,7 @@ fn record(shared: &Shared, number: usize, header: &InHeader, handled: Handled, s
 
 /// Reads a message; one that cannot be read is logged, and answered if it says which request it is.
 fn decoded<'a>(
-    shared: &Shared,
+    shared: &Connection,
     number: usize,
     message: &'a [u8],
     channel: &ReplyChannel,
@@ -230,51 +250,6 @@ fn unanswered(handler: impl FnOnce()) -> Handled {
     match catch_unwind(AssertUnwindSafe(handler)) {
         Ok(()) => Handled::Fine,
         Err(_) => Handled::Panicked,
-    }
-}
-
-/// When a request may be answered while its handler goes on. If its late answer would have handed
-/// something out, that is taken back (see [`Sent`]), and the kernel is notified of names that were
-/// made or removed late.
-fn early(op: &Op<'_>) -> AbortPolicy {
-    match op {
-        Op::Open(arg) if files::truncates(arg.flags) => AbortPolicy::Never,
-        Op::Open(_)
-        | Op::Lookup { .. }
-        | Op::GetAttr(_)
-        | Op::ReadLink
-        | Op::Read(_)
-        | Op::Write { .. }
-        | Op::StatFs
-        | Op::FSync(_)
-        | Op::FSyncDir(_)
-        | Op::SyncFs
-        | Op::Flush(_)
-        | Op::GetXattr { .. }
-        | Op::ListXattr(_)
-        | Op::OpenDir(_)
-        | Op::ReadDir(_)
-        | Op::ReadDirPlus(_)
-        | Op::LSeek(_) => AbortPolicy::Always,
-        Op::SetAttr(arg) if attrs::resizes(arg) => AbortPolicy::Never,
-        op if place::changes_names_or_attributes(op) => AbortPolicy::OnKill,
-        _ => AbortPolicy::Never,
-    }
-}
-
-/// Whether something may not be durable after this request that was before.
-fn may_change(op: &Op<'_>) -> bool {
-    match op {
-        Op::Write { .. }
-        | Op::FAllocate(_)
-        | Op::CopyFileRange(_)
-        | Op::CopyFileRange64(_)
-        | Op::Create { .. }
-        | Op::TmpFile(_) => true,
-        // The kernel collects data that is written through a mapping, and does not report it before
-        // a sync.
-        Op::Open(arg) => files::truncates(arg.flags) || files::writes(arg.flags),
-        op => place::changes_names_or_attributes(op),
     }
 }
 
@@ -331,9 +306,4 @@ fn handle(cx: &RequestContext<'_>, reply: Reply<'_>, op: Op<'_>) -> Sent {
 fn destroy(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
     cx.shared.destroy();
     reply.done()
-}
-
-/// A handle as the protocol carries it.
-fn handle_id(fh: u64) -> HandleId {
-    HandleId(fh)
 }

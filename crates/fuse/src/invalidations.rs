@@ -17,12 +17,14 @@
 //! `InvalidationQueue::list` is a leaf: the thread sends notifications without it.
 
 use std::collections::VecDeque;
+use std::ffi::OsStr;
 use std::sync::Arc;
 
 use sync::mutant::is_on;
 use sync::{Condvar, Mutex, thread};
+use volume::NodeId;
 
-use crate::dev::Dev;
+use crate::device::Dev;
 use crate::notify::{self, Invalidation, NotifyError, QUEUE_MAX};
 
 /// The stack of the thread.
@@ -115,6 +117,61 @@ impl InvalidationQueue {
     }
 }
 
+/// Notifies the kernel that what it remembers of the mountpoint's own volume is no longer so; in
+/// the order of the calls.
+#[derive(Debug, Clone)]
+pub struct Notifier {
+    invalidations: Arc<InvalidationQueue>,
+    dev: Arc<Dev>,
+}
+
+impl Notifier {
+    pub(crate) fn new(invalidations: Arc<InvalidationQueue>, dev: Arc<Dev>) -> Self {
+        Self { invalidations, dev }
+    }
+
+    /// `name` in `parent` may no longer be what it was. A process that has it open goes on; new
+    /// path look-ups ask again.
+    ///
+    /// # Errors
+    /// When too many notifications wait, or the connection has ended: nothing was queued. When
+    /// there is no thread: it is sent with the next one.
+    pub fn entry(&self, parent: NodeId, name: &OsStr) -> Result<(), NotifyError> {
+        self.invalidate(Invalidation::Entry { parent, name: name.to_owned() })
+    }
+
+    /// Attributes of `id` may have changed, and its data from `offset` on (`len` bytes, 0 for all
+    /// that follows; a negative offset: attributes only).
+    ///
+    /// # Errors
+    /// When too many notifications wait, or the connection has ended: nothing was queued. When
+    /// there is no thread: it is sent with the next one.
+    pub fn inode(&self, id: NodeId, offset: i64, len: i64) -> Result<(), NotifyError> {
+        self.invalidate(Invalidation::Inode { id, offset, len })
+    }
+
+    /// `name` in `parent`, which is `child`, was removed; processes inside it see what rmdir(2)
+    /// leaves.
+    ///
+    /// # Errors
+    /// When too many notifications wait, or the connection has ended: nothing was queued. When
+    /// there is no thread: it is sent with the next one.
+    pub fn delete(&self, parent: NodeId, child: NodeId, name: &OsStr) -> Result<(), NotifyError> {
+        self.invalidate(Invalidation::Delete { parent, child, name: name.to_owned() })
+    }
+
+    /// Waits until everything queued so far was sent, the notifications of the volume's own
+    /// requests included. What was queued when the connection ended is not sent. Not to be called
+    /// by a request's handler.
+    pub fn wait(&self) {
+        self.invalidations.wait();
+    }
+
+    fn invalidate(&self, invalidation: Invalidation) -> Result<(), NotifyError> {
+        self.invalidations.invalidate(&self.dev, [invalidation])
+    }
+}
+
 #[cfg(all(test, shuttle))]
 mod schedules {
     //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-fuse --lib schedules`
@@ -160,6 +217,7 @@ mod schedules {
         assert_eq!(sent(&reader), 4, "the kernel was not told");
     }
 
+    /// An invalidation in the queue has a thread that sends it to the kernel.
     #[test]
     fn all_that_is_on_the_list_is_told() {
         model::check(two_tell);

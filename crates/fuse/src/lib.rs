@@ -1,14 +1,32 @@
 //! The FUSE front end: a thin protocol layer, and the service of a [`Volume`](volume::Volume) over
 //! it, with others attached to its directories.
 //!
-//! # Parts
-//! - [`abi`], [`decode`], [`encode`], [`init`]: bytes and their meaning. These modules act on
-//!   nothing and hold nothing.
-//! - [`mount`]: makes a connection.
-//! - [`TreeHandle`]: which volume is attached where; module `tree` says how requests find theirs.
-//! - [`Session`]: one connection in service. Its reading threads (module `reader`) take each
-//!   request from the device to its answer (module `dispatch`); `interrupt` ends those whose caller
-//!   is killed; [`Notifier`] has the kernel forget names and data.
+//! Read `dispatch` first: `serve_one` is a request from its bytes to its answer, in five steps.
+//!
+//! ```text
+//!   session                            a connection, from the agreement to its end
+//!      |            \
+//!   transport        view              threads that bring requests;  a program's use of the tree
+//!   {dev_fuse, uring}  |
+//!      |               |
+//!   dispatch           |               a request: decode, find its volume, admit, handle, record
+//!      |               |
+//!   admission ---------+               may it take a thread: now, later, not at all
+//!      |
+//!   connection                         what the threads of a connection share
+//!      |       |        |         \
+//!   in_flight  tree   sync_all    sync_page, stats
+//!      |       |        requests under way and signals; which volume is where; syncs
+//!      |       invalidations, notify   the kernel forgets names and data
+//!      |
+//!   transport::reply_channel, threads, mount, handshake
+//!      |
+//!   device, buffer                     /dev/fuse; memory for requests
+//!      |
+//!   protocol                           bytes and their meaning; acts on nothing
+//! ```
+//!
+//! A module uses those below it only; there is no circle among them.
 //!
 //! # What it promises
 //! - Every request is answered once, whatever its handler does; a handler's panic is that request's
@@ -21,40 +39,40 @@
 
 #![deny(unsafe_code)]
 
-pub mod abi;
+mod admission;
 #[allow(unsafe_code, reason = "a mapping that is also the kernel's to fill, and given back in part")]
 mod buffer;
-mod capacity;
-pub mod decode;
+mod connection;
 #[allow(unsafe_code, reason = "one ioctl(2) that rustix has not")]
-mod dev;
+mod device;
 mod dispatch;
-pub mod encode;
-pub mod errno;
+mod handshake;
 mod in_flight;
-pub mod init;
 mod invalidations;
 pub mod mount;
 mod notify;
-mod page;
-mod reader;
+mod protocol;
 mod reply;
-mod reply_channel;
 mod session;
 mod stats;
 mod sync_all;
+mod sync_page;
+mod synced_volumes;
+mod threads;
+mod transport;
 mod tree;
-mod uring;
 mod view;
 
-pub use init::Mode;
-pub use mount::{Mount, MountError, MountKind, MountOptions, MountpointError, check_mountpoint};
-pub use notify::{Notifier, NotifyError};
-pub use session::{EndReason, Ended, Session, SessionError, SessionOptions, SessionView};
+pub use connection::Transport;
+pub use handshake::SessionError;
+pub use invalidations::Notifier;
+pub use mount::{Mount, MountError, MountKind, MountOptions, MountpointError, Uring, check_mountpoint};
+pub use notify::NotifyError;
+pub use protocol::init::Mode;
+pub use protocol::{abi, decode, encode, errno, init};
+pub use session::{EndReason, Ended, Session, SessionOptions, SessionView};
 pub use stats::StatsView;
-pub use tree::OnEnd;
-pub use tree::change::{Attached, AttachmentInfo, Detach, TreeError};
-pub use uring::{Transport, Uring};
+pub use tree::{Attached, AttachmentInfo, Detach, OnEnd, TreeError};
 pub use view::TreeHandle;
 
 pub use mounts::Propagation;

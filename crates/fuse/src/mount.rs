@@ -5,16 +5,18 @@
 //! the daemon (the kernel sends DESTROY and SYNCFS for that type only), else as plain `fuse`.
 //! Without root `fusermount3` does it, as plain `fuse`. [`MountKind`] says which it is and why.
 
+mod enable_uring;
+mod error;
 mod fusermount;
-mod info;
 #[allow(unsafe_code, reason = "two ioctl(2)s that rustix has not")]
 mod loopdev;
+mod mountinfo;
+mod options;
 mod point;
-mod show;
+pub(crate) mod show;
 mod sync_device;
 
 use std::ffi::{CString, OsStr, OsString};
-use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
@@ -22,15 +24,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::UnmountFlags;
 
-use crate::dev::DEV_FUSE;
-use crate::init::MAX_WRITE;
-use crate::uring::{BeforeMount, Uring};
+use crate::protocol::init::MAX_WRITE;
+use error::open_device;
 
-pub use info::MountInfo;
+pub(crate) use enable_uring::BeforeMount;
+pub use enable_uring::Uring;
+pub use error::{MountError, check_device};
+pub use mountinfo::MountInfo;
+pub use options::{MountKind, MountOptions, Syncs, Wanted};
 pub use point::{MountpointError, check_mountpoint};
-pub(crate) use show::PREFIX as CLONE_PREFIX;
 pub use show::{show, shown_clone};
 pub(crate) use sync_device::SyncDevice;
 
@@ -39,172 +43,6 @@ const BLKSIZE: u32 = 4096;
 
 /// Length of the device below a mount of type `fuseblk`.
 pub(crate) const DEVICE_BYTES: u64 = loopdev::BYTES;
-
-/// Which type of mount is wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Wanted {
-    /// `fuseblk` where possible, else `fuse`.
-    #[default]
-    Auto,
-    /// `fuse`.
-    Fuse,
-    /// `fuseblk`, or fail.
-    FuseBlk,
-}
-
-/// How the daemon hears of sync(2) and syncfs(2) of a mount of type `fuseblk`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Syncs {
-    /// As SYNCFS, which kernels send since 6.18; on older ones by a dirty page of the device.
-    #[default]
-    Auto,
-    /// By a dirty page of the device; SYNCFS is refused, as older kernels do not know it.
-    ByPage,
-}
-
-/// How to mount.
-#[derive(Debug, Clone)]
-pub struct MountOptions {
-    /// Where.
-    pub mountpoint: PathBuf,
-    /// Which type.
-    pub wanted: Wanted,
-    /// The name of the volume, for a person; shown as the source by the kernel for type `fuse`, by
-    /// tools for type `fuseblk`.
-    pub fsname: String,
-    /// The part of the type after the dot.
-    pub subtype: String,
-    /// Let other users in; the default is yes for root, no for others.
-    pub allow_other: Option<bool>,
-    /// `ro`, `nosuid`, `nodev`, `noexec`, `noatime` and the like.
-    pub flags: MountFlags,
-    /// Accept a directory with entries, which the mount hides.
-    pub allow_nonempty: bool,
-    /// How the daemon hears of syncs.
-    pub syncs: Syncs,
-    /// Whether the session is to talk to the kernel over io_uring. This is asked here because the
-    /// kernel's switch for it has to be on when it mounts.
-    pub uring: Uring,
-}
-
-impl MountOptions {
-    /// The defaults for this directory.
-    #[must_use]
-    pub fn new(mountpoint: impl Into<PathBuf>) -> Self {
-        Self {
-            mountpoint: mountpoint.into(),
-            wanted: Wanted::Auto,
-            fsname: "watertight".to_owned(),
-            subtype: "watertight".to_owned(),
-            allow_other: None,
-            flags: MountFlags::empty(),
-            allow_nonempty: false,
-            syncs: Syncs::default(),
-            uring: Uring::default(),
-        }
-    }
-}
-
-/// The kind of a mount.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum MountKind {
-    /// Type `fuseblk`: umount(2) returns after DESTROY was answered, sync(2) reaches the volume.
-    FuseBlk {
-        /// The block device under it.
-        loop_device: PathBuf,
-    },
-    /// Type `fuse`: umount(2) returns at once, sync(2) does not reach the volume.
-    Fuse {
-        /// Why it is not `fuseblk`.
-        reason: String,
-    },
-}
-
-/// Why a directory could not be mounted or unmounted.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum MountError {
-    /// The directory will not do.
-    #[error(transparent)]
-    Mountpoint(#[from] MountpointError),
-    /// There is no FUSE.
-    #[error(
-        "{DEV_FUSE} does not exist: load the kernel module (modprobe fuse), or pass the device into the \
-         container (--device {DEV_FUSE})"
-    )]
-    NoDevice,
-    /// FUSE may not be used.
-    #[error("no permission to open {DEV_FUSE}: {source}")]
-    DevicePermission {
-        /// The error of open(2).
-        source: io::Error,
-    },
-    /// The device is there but not the file system.
-    #[error("the kernel has no file system of type {fstype}")]
-    NoFileSystem {
-        /// The type.
-        fstype: String,
-    },
-    /// mount(2) is not allowed.
-    #[error(
-        "no permission to mount on {}: the process needs CAP_SYS_ADMIN (root, or --cap-add SYS_ADMIN)",
-        .mountpoint.display()
-    )]
-    Permission {
-        /// Where.
-        mountpoint: PathBuf,
-    },
-    /// Another failure of mount(2).
-    #[error("cannot mount type {fstype} on {}: {source}", .mountpoint.display())]
-    Mount {
-        /// The type.
-        fstype: String,
-        /// Where.
-        mountpoint: PathBuf,
-        /// The error of mount(2).
-        source: io::Error,
-    },
-    /// `fuseblk` was asked for and there is no block device for it.
-    #[error("no loop device for a mount of type fuseblk: {reason}")]
-    NoLoopDevice {
-        /// Why.
-        reason: String,
-    },
-    /// The program that mounts for users is missing.
-    #[error(
-        "fusermount3 is not installed, and only root can mount without it: install the package fuse3, or \
-         run as root"
-    )]
-    NoFusermount,
-    /// The program that mounts for users refused.
-    #[error("fusermount3 refused: {message}")]
-    Fusermount {
-        /// Its message.
-        message: String,
-    },
-    /// An option cannot be passed on.
-    #[error("mount option {option:?} cannot be used here: {reason}")]
-    Option {
-        /// The option.
-        option: String,
-        /// Why.
-        reason: &'static str,
-    },
-    /// In use.
-    #[error("{} is in use", .mountpoint.display())]
-    Busy {
-        /// Where.
-        mountpoint: PathBuf,
-    },
-    /// Another failure of umount(2).
-    #[error("cannot unmount {}: {source}", .mountpoint.display())]
-    Unmount {
-        /// Where.
-        mountpoint: PathBuf,
-        /// The error of umount(2).
-        source: io::Error,
-    },
-}
 
 /// A connection at a directory. Dropped before a session has ended it, it is taken away (lazily).
 #[derive(Debug)]
@@ -257,7 +95,7 @@ impl Mount {
         uring: BeforeMount,
         by_fusermount: bool,
     ) -> Self {
-        let info = info::topmost(&mountpoint);
+        let info = mountinfo::topmost(&mountpoint);
         let (fd, uring) = (Some(fd), Some(uring));
         Self { fd, mountpoint, kind, info, by_fusermount, is_gone: false, uring, served: None }
     }
@@ -368,24 +206,6 @@ pub fn unmount(mountpoint: &Path, flags: UnmountFlags, by_fusermount: bool) -> R
         Errno::PERM => MountError::Permission { mountpoint: mountpoint.to_owned() },
         error => MountError::Unmount { mountpoint: mountpoint.to_owned(), source: error.into() },
     })
-}
-
-/// Whether there is FUSE at all, for a program that wants to know before it begins.
-///
-/// # Errors
-/// [`MountError::NoDevice`].
-pub fn check_device() -> Result<(), MountError> {
-    if Path::new(DEV_FUSE).exists() { Ok(()) } else { Err(MountError::NoDevice) }
-}
-
-fn open_device() -> Result<OwnedFd, MountError> {
-    match OpenOptions::new().read(true).write(true).open(DEV_FUSE) {
-        Ok(file) => Ok(file.into()),
-        Err(source) => Err(match source.raw_os_error() {
-            Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => MountError::NoDevice,
-            _ => MountError::DevicePermission { source },
-        }),
-    }
 }
 
 fn plain(

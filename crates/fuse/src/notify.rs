@@ -6,15 +6,13 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
-use std::sync::Arc;
 
 use rustix::io::Errno;
 use volume::NodeId;
 use zerocopy::IntoBytes as _;
 
-use crate::abi::{NotifyCode, NotifyDeleteOut, NotifyInvalEntryOut, NotifyInvalInodeOut};
-use crate::dev::Dev;
-use crate::invalidations::InvalidationQueue;
+use crate::device::Dev;
+use crate::protocol::abi::{NotifyCode, NotifyDeleteOut, NotifyInvalEntryOut, NotifyInvalInodeOut};
 
 /// How many notifications may wait.
 pub(crate) const QUEUE_MAX: usize = 16_384;
@@ -72,61 +70,6 @@ impl Invalidation {
     /// Attributes were changed: the kernel's copy of them is not valid any more.
     pub(crate) const fn attributes_changed(id: NodeId) -> [Self; 1] {
         [Self::Inode { id, offset: -1, len: 0 }]
-    }
-}
-
-/// Notifies the kernel that what it remembers of the mountpoint's own volume is no longer so; in
-/// the order of the calls.
-#[derive(Debug, Clone)]
-pub struct Notifier {
-    invalidations: Arc<InvalidationQueue>,
-    dev: Arc<Dev>,
-}
-
-impl Notifier {
-    pub(crate) fn new(invalidations: Arc<InvalidationQueue>, dev: Arc<Dev>) -> Self {
-        Self { invalidations, dev }
-    }
-
-    /// `name` in `parent` may no longer be what it was. A process that has it open goes on; new
-    /// path look-ups ask again.
-    ///
-    /// # Errors
-    /// When too many notifications wait, or the connection has ended: nothing was queued. When
-    /// there is no thread: it is sent with the next one.
-    pub fn entry(&self, parent: NodeId, name: &OsStr) -> Result<(), NotifyError> {
-        self.invalidate(Invalidation::Entry { parent, name: name.to_owned() })
-    }
-
-    /// Attributes of `id` may have changed, and its data from `offset` on (`len` bytes, 0 for all
-    /// that follows; a negative offset: attributes only).
-    ///
-    /// # Errors
-    /// When too many notifications wait, or the connection has ended: nothing was queued. When
-    /// there is no thread: it is sent with the next one.
-    pub fn inode(&self, id: NodeId, offset: i64, len: i64) -> Result<(), NotifyError> {
-        self.invalidate(Invalidation::Inode { id, offset, len })
-    }
-
-    /// `name` in `parent`, which is `child`, was removed; processes inside it see what rmdir(2)
-    /// leaves.
-    ///
-    /// # Errors
-    /// When too many notifications wait, or the connection has ended: nothing was queued. When
-    /// there is no thread: it is sent with the next one.
-    pub fn delete(&self, parent: NodeId, child: NodeId, name: &OsStr) -> Result<(), NotifyError> {
-        self.invalidate(Invalidation::Delete { parent, child, name: name.to_owned() })
-    }
-
-    /// Waits until everything queued so far was sent, the notifications of the volume's own
-    /// requests included. What was queued when the connection ended is not sent. Not to be called
-    /// by a request's handler.
-    pub fn wait(&self) {
-        self.invalidations.wait();
-    }
-
-    fn invalidate(&self, invalidation: Invalidation) -> Result<(), NotifyError> {
-        self.invalidations.invalidate(&self.dev, [invalidation])
     }
 }
 

@@ -11,7 +11,7 @@ use sync::mutant::is_on;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::in_flight::{Claim, RequestSlot};
-use crate::page::SyncPage;
+use crate::sync_page::SyncPage;
 
 /// Proof that a request was answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl<'a> Reply<'a> {
     pub(crate) fn unit(self, result: volume::Result<()>) -> Sent {
         match result {
             Ok(()) => self.done(),
-            Err(error) => self.error(crate::errno::of(&error)),
+            Err(error) => self.error(crate::protocol::errno::of(&error)),
         }
     }
 
@@ -78,7 +78,7 @@ impl<'a> Reply<'a> {
     pub(crate) fn result<T: IntoBytes + Immutable>(self, result: volume::Result<T>) -> Sent {
         match result {
             Ok(value) => self.value(&value),
-            Err(error) => self.error(crate::errno::of(&error)),
+            Err(error) => self.error(crate::protocol::errno::of(&error)),
         }
     }
 

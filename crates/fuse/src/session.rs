@@ -5,38 +5,32 @@
 //! a call into the store does not return; such threads are counted. A thread that notifies the
 //! kernel of names (module `invalidations`) ends a moment later.
 //!
-//! # Lock order
-//! `Shared::transport` and `Shared::on_destroy` are leaves: the handler of the end is taken out and
-//! called without its lock.
 
 use std::fmt;
-use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use sync::Mutex;
 use sync::atomic::{AtomicBool, Ordering};
-use volume::{Cancel, CgroupPath, Volume};
-use zerocopy::IntoBytes as _;
+use volume::Volume;
 
-use crate::abi::{InitFlags, Opcode};
-use crate::buffer::Buffer;
-use crate::capacity;
-use crate::decode::{self, Agreed, Op};
-use crate::dev::Dev;
-use crate::encode::Validity;
-use crate::in_flight::InFlight;
-use crate::init::{self, InitError, InitReply, Mode, Negotiated, Wishes};
-use crate::mount::{Mount, MountKind, SyncDevice};
-use crate::notify::Notifier;
-use crate::page::mounted::{SessionVolumes, SyncDetector};
-use crate::reader::{ReadEnd, ThreadPool};
+use crate::admission::capacity;
+use crate::connection::{Connection, Transport};
+use crate::device::Dev;
+use crate::handshake::{SessionError, agree};
+use crate::invalidations::Notifier;
+use crate::mount::{BeforeMount, Mount, MountKind, SyncDevice, Uring};
+use crate::protocol::abi::{InitFlags, Opcode};
+use crate::protocol::encode::Validity;
+use crate::protocol::init::{Mode, Negotiated, Wishes};
 use crate::stats::{Stats, StatsView};
-use crate::sync_all::{SyncAll, Synced};
-use crate::tree;
-use crate::uring::{BeforeMount, Prepared, Ring, Transport, Uring};
+use crate::sync_page::detector::SyncDetector;
+use crate::synced_volumes::SessionVolumes;
+use crate::threads::spawn;
+use crate::transport::dev_fuse::pool::{ReadEnd, ThreadPool};
+use crate::transport::uring::PreparedDispatcher;
+use crate::tree::MountTree;
 use crate::view::TreeHandle;
 
 /// How long the end of the device below the mount is waited for.
@@ -83,33 +77,6 @@ impl fmt::Debug for SessionOptions {
     }
 }
 
-/// Why a session could not begin.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SessionError {
-    /// No agreement with the kernel.
-    #[error(transparent)]
-    Init(#[from] InitError),
-    /// The connection ended before it had begun.
-    #[error("unmounted before the first request")]
-    Unmounted,
-    /// The kernel began with something else.
-    #[error("the kernel's first message is not INIT but {0}")]
-    NotInit(String),
-    /// The device failed.
-    #[error("cannot talk to the kernel: {0}")]
-    Device(#[source] io::Error),
-    /// io_uring was asked for and cannot be had.
-    #[error("no FUSE over io_uring: {reason}")]
-    NoUring {
-        /// Why.
-        reason: String,
-    },
-    /// The host gives no thread or memory.
-    #[error("cannot start serving: {0}")]
-    Start(#[source] io::Error),
-}
-
 /// How a connection ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -135,125 +102,20 @@ pub struct Ended {
     pub stuck: usize,
 }
 
-/// The state that the threads of a session share.
-pub(crate) struct Shared {
-    pub(crate) tree: Arc<tree::MountTree>,
-    pub(crate) negotiated: Negotiated,
-    pub(crate) mode: Mode,
-    pub(crate) valid: Validity,
-    pub(crate) master: Arc<Dev>,
-    pub(crate) in_flight: Arc<InFlight>,
-    pub(crate) sync_all: Arc<SyncAll>,
-    /// Where the kernel does not send SYNCFS, or was not seen to send it yet.
-    pub(crate) page: Option<SyncDetector>,
-    pub(crate) stats: Stats,
-    pub(crate) pool: ThreadPool,
-    transport: Mutex<Transport>,
-    ring: Option<Arc<Ring>>,
-    on_destroy: Mutex<Option<Box<dyn FnOnce() + Send>>>,
-    destroyed: AtomicBool,
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("mode", &self.mode).finish_non_exhaustive()
-    }
-}
-
-impl Shared {
-    /// A session without a kernel, whose pool may have `threads_max` threads.
-    #[cfg(all(test, shuttle))]
-    pub(crate) fn without_kernel(volume: Arc<Volume>, master: Arc<Dev>, pool: ThreadPool) -> Self {
-        let agreed = crate::decode::Agreed::default();
-        Self {
-            tree: Arc::new(tree::MountTree::new(volume)),
-            negotiated: Negotiated { minor: 0, flags: InitFlags::empty(), agreed },
-            mode: Mode::default(),
-            valid: Validity { entry: Duration::ZERO, attr: Duration::ZERO },
-            master,
-            in_flight: Arc::default(),
-            sync_all: Arc::default(),
-            page: None,
-            stats: Stats::default(),
-            pool,
-            transport: Mutex::new(Transport::Uring),
-            ring: None,
-            on_destroy: Mutex::new(None),
-            destroyed: AtomicBool::new(false),
-        }
-    }
-
-    /// Names the mountpoint's volume in the log lines of the session's threads. Those about an
-    /// attached volume name it themselves.
-    pub(crate) fn span(&self) -> &tracing::Span {
-        self.tree.root().volume.span()
-    }
-
-    /// Syncs all that is attached, and the session's own volume by `own`. Volumes that do not
-    /// answer are left out, which is logged.
-    pub(crate) fn sync_attached(
-        &self,
-        by: impl FnOnce() -> CgroupPath,
-        cancel: &Cancel,
-        own: impl FnOnce() -> volume::Result<()>,
-    ) -> Synced {
-        if self.tree.is_plain() {
-            return Synced::of_one(own());
-        }
-        let synced = self.sync_all.sync(&by(), &self.tree.sync_targets(), cancel, own);
-        synced.skipped.iter().for_each(|target| target.log_skipped());
-        synced
-    }
-
-    /// Ends what is attached, and brings the session's own volume to its store meanwhile: one store
-    /// that hangs holds up its own volume only.
-    fn end_attached(&self) {
-        if self.tree.is_plain() {
-            return;
-        }
-        std::thread::scope(|scope| {
-            let sync = || {
-                if let Err(error) = self.tree.root().volume.sync_all() {
-                    tracing::debug!(%error, "tried again at the volume's end");
-                }
-            };
-            let own = std::thread::Builder::new().spawn_scoped(scope, sync);
-            self.tree.end();
-            drop(own);
-        });
-    }
-
-    /// The kernel asks for the end.
-    pub(crate) fn destroy(&self) {
-        self.end_attached();
-        let handler = self.on_destroy.lock().take();
-        if let Some(handler) = handler
-            && catch_unwind(AssertUnwindSafe(handler)).is_err()
-        {
-            tracing::error!("the handler of the end panicked");
-        }
-        if let Some(detector) = &self.page {
-            detector.page.end();
-        }
-        // ORDERING: Release, pairs with the Acquire in `run`, which sees the handler's work.
-        self.destroyed.store(true, Ordering::Release);
-    }
-}
-
 /// A connection that serves a volume.
 #[derive(Debug)]
 pub struct Session {
-    shared: Arc<Shared>,
+    shared: Arc<Connection>,
     mount: Mount,
     served: Option<SyncDevice>,
     exit_grace: Duration,
-    prepared: Option<Prepared>,
+    prepared: Option<PreparedDispatcher>,
     needs_uring: bool,
 }
 
 /// A look at a running session, from any thread.
 #[derive(Debug, Clone)]
-pub struct SessionView(Arc<Shared>);
+pub struct SessionView(Arc<Connection>);
 
 impl SessionView {
     /// The requests that were served so far.
@@ -313,7 +175,7 @@ impl Session {
     pub fn new(volume: Arc<Volume>, mut mount: Mount, options: SessionOptions) -> Result<Self, SessionError> {
         let master = Arc::new(Dev::new(mount.take_fd().map_err(SessionError::Device)?));
         let before = mount.take_uring().unwrap_or_else(|| BeforeMount::new(Uring::Off));
-        let prepared = before.prepare(&master, options.threads_max);
+        let prepared = before.outcome().and_then(|()| PreparedDispatcher::new(&master, options.threads_max));
         let wishes = Wishes {
             mode: options.mode,
             max_background: capacity::of_background(options.mode, options.threads_max),
@@ -340,8 +202,8 @@ impl Session {
         mount.tune(options.readahead_bytes);
         let served = mount.take_served();
         let page = served.as_ref().and_then(|served| hear(&mount, served));
-        let shared = Shared {
-            tree: Arc::new(tree::MountTree::new(volume)),
+        let shared = Connection {
+            tree: Arc::new(MountTree::new(volume)),
             negotiated,
             mode: options.mode,
             valid: Validity { entry: options.entry_valid, attr: options.attr_valid },
@@ -431,7 +293,7 @@ impl Session {
             stuck += ring.wait(until);
         }
         stuck += self.shared.sync_all.end(until);
-        // ORDERING: Acquire, pairs with the Release in `Shared::destroy`.
+        // ORDERING: Acquire, pairs with the Release in `Connection::destroy`.
         let destroyed = self.shared.destroyed.load(Ordering::Acquire);
         let reason = match end {
             _ if destroyed => EndReason::Destroyed,
@@ -472,7 +334,7 @@ fn hear(mount: &Mount, served: &SyncDevice) -> Option<SyncDetector> {
 }
 
 /// From now on the kernel's writes of the device's pages are syncs of the volumes.
-fn start_hearing(shared: &Arc<Shared>, served: &SyncDevice) {
+fn start_hearing(shared: &Arc<Connection>, served: &SyncDevice) {
     let Some(detector) = &shared.page else { return };
     let weak = Arc::downgrade(shared);
     served.on_write(Box::new(move || {
@@ -482,51 +344,4 @@ fn start_hearing(shared: &Arc<Shared>, served: &SyncDevice) {
     }));
     // The first sync shows how the kernel reports them.
     detector.page.note_change();
-}
-
-pub(crate) fn spawn(
-    name: &str,
-    body: impl FnOnce() + Send + 'static,
-) -> io::Result<std::thread::JoinHandle<()>> {
-    let span = tracing::Span::current();
-    let body = move || span.in_scope(body);
-    std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(body)
-}
-
-/// Answers INIT.
-pub(crate) fn agree(dev: &Dev, wishes: &Wishes) -> Result<Negotiated, SessionError> {
-    let mut buffer = Buffer::new().map_err(|error| SessionError::Start(error.into()))?;
-    loop {
-        let len = match dev.read(buffer.space()) {
-            Ok(len) => len,
-            Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
-            Err(Errno::NODEV | Errno::CONNABORTED) => return Err(SessionError::Unmounted),
-            Err(error) => return Err(SessionError::Device(error.into())),
-        };
-        let message = buffer.message(len);
-        let decoded = decode::header(message).and_then(|(header, body)| {
-            decode::operation(&header, body, Agreed::default()).map(|op| (header, op))
-        });
-        let (unique, offer) = match decoded {
-            Ok((header, Op::Init(offer))) => (header.unique, offer),
-            Ok((header, _)) => {
-                let name = Opcode::from_number(header.opcode).map_or("unknown", Opcode::name);
-                return Err(SessionError::NotInit(name.to_owned()));
-            }
-            Err(error) => return Err(SessionError::NotInit(error.to_string())),
-        };
-        let device = |error: Errno| SessionError::Device(error.into());
-        match init::negotiate(&offer, wishes) {
-            Ok(InitReply::Agreed(out, negotiated)) => {
-                dev.answer(unique, Ok([out.as_bytes(), &[]])).map_err(device)?;
-                tracing::debug!(?negotiated, "connected");
-                return Ok(negotiated);
-            }
-            Ok(InitReply::AskAgain(out)) => dev.answer(unique, Ok([out.as_bytes(), &[]])).map_err(device)?,
-            Err(error) => {
-                dev.answer(unique, Err(Errno::PROTO)).map_err(device)?;
-                return Err(error.into());
-            }
-        }
-    }
 }

@@ -2,7 +2,7 @@
 
 use sync::StatCounter;
 
-use crate::abi::{OPCODES, Opcode};
+use crate::protocol::abi::{OPCODES, Opcode};
 
 /// How many sets of counters there are, so that readers on different CPUs do not share cache lines.
 const SHARDS: usize = 8;

@@ -57,7 +57,7 @@ use sync::mutant::is_on;
 use sync::{Condvar, Mutex, thread};
 use volume::{Cancel, CgroupPath, Error, Result, WakeEvent};
 
-use crate::capacity;
+use crate::admission::capacity;
 
 /// Threads that one call begins with.
 const AT_ONCE: usize = 4;

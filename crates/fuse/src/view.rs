@@ -8,24 +8,23 @@ use std::time::Instant;
 use mounts::Propagation;
 use volume::{Caller, Cancel, Volume};
 
-use crate::session::Shared;
-use crate::tree::OnEnd;
-use crate::tree::change::{Attached, AttachmentInfo, Detach, TreeError};
-use crate::tree::clones::NamespaceView;
+use crate::admission;
+use crate::connection::Connection;
 use crate::tree::wire::NodeTag;
+use crate::tree::{Attached, AttachmentInfo, Detach, NamespaceView, OnEnd, TreeError};
 
 /// The volumes that are attached to a session's mountpoint, to be looked at and changed from any
 /// thread but those that serve requests: changes wait for the kernel, and for volumes.
 #[derive(Debug, Clone)]
 pub struct TreeHandle {
-    shared: Arc<Shared>,
+    shared: Arc<Connection>,
     view: Arc<NamespaceView>,
 }
 
 /// Paths begin at the mountpoint, have no `..`, and no symbolic link on the way.
 impl TreeHandle {
     /// The tree of the session's own mountpoint.
-    pub(crate) fn first(shared: Arc<Shared>) -> Self {
+    pub(crate) fn first(shared: Arc<Connection>) -> Self {
         let view = Arc::clone(shared.tree.first());
         Self { shared, view }
     }
@@ -176,10 +175,7 @@ impl TreeHandle {
     /// Fails the callers that wait for a volume that was given up; other threads are to read in
     /// place of those that hang.
     fn fail_requests(&self, volume: NodeTag) {
-        let Shared { in_flight, pool, sync_all, .. } = &*self.shared;
-        in_flight.abort(volume);
-        sync_all.abort(volume.number());
-        pool.set_extra_threads(&self.shared, in_flight.uncounted_threads());
+        admission::abort_volume(&self.shared, volume);
     }
 
     /// Moves what is attached at a path to another directory, with all that is attached below.
@@ -232,20 +228,7 @@ impl TreeHandle {
     /// the rest fail with EIO. Syncs of the mountpoint wait for these volumes no longer. To be
     /// called about once a second, after each volume's [`look`](Volume::look).
     pub fn apply_stall_quota(&self) {
-        let Shared { tree, in_flight, pool, .. } = &*self.shared;
-        let volumes = tree.volumes();
-        let stalled: Vec<_> = volumes.iter().filter(|served| served.volume.is_known_to_stall()).collect();
-        in_flight.set_stall_quota(stalled.len(), pool.capacity());
-        for served in stalled {
-            served.volume.span().in_scope(|| in_flight.evict_excess(served.tag));
-        }
-        pool.set_extra_threads(&self.shared, in_flight.uncounted_threads());
-        if in_flight.has_queued() {
-            // It may be the turn of a request whose volume's threads all hang, and do not count any
-            // more.
-            pool.bring_another(&self.shared);
-        }
-        self.shared.sync_all.skip_stalled();
+        admission::apply_stall_quota(&self.shared);
     }
 
     /// Ends everything that is attached, and returns when all of it has ended. The session's own

@@ -133,7 +133,7 @@ fn use_files(root: &Path) {
 
 #[test]
 fn both_transports_serve_the_same() {
-    for uring in [Uring::Auto, Uring::Off] {
+    for uring in [common::uring(), Uring::Auto, Uring::Off] {
         let Some(mut mounted) = (Setup { uring, ..Setup::default() }).mount() else { return };
         use_files(&mounted.path());
         let readers = matches!(mounted.view.transport(), Transport::Readers { .. });

@@ -64,7 +64,9 @@ fn experiments_help() -> String {
          report  makes docs/RESULTS.md, docs/KERNELS.md and the plots from docs/results (lab report --help)\n",
     );
     help.push_str(
-        "  kernels  boots kernels, and measures their own mechanisms beside ours (lab kernels --help)\n",
+        "  kernels  boots kernels, and measures their own mechanisms beside ours (lab kernels --help)\n  \
+         modules  finds circles among the modules of each crate (lab modules --help)\n  \
+         mutants  lists and runs what the claims about concurrency are proved by (lab mutants --help)\n",
     );
     help
 }

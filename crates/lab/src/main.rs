@@ -15,7 +15,9 @@ mod isolation;
 mod kernels;
 mod machine;
 mod mapped;
+mod modules;
 mod mounts;
+mod mutants;
 mod null_server;
 mod progress;
 mod rcu;
@@ -40,6 +42,8 @@ fn main() -> ExitCode {
         Some(first) if first == isolation::tenant::COMMAND => return isolation::tenant::main(arguments),
         Some(first) if first == host::COMMAND => return host::main(),
         Some(first) if first == results::COMMAND => return results::main(),
+        Some(first) if first == modules::COMMAND => return modules::main(),
+        Some(first) if first == mutants::COMMAND => return mutants::main(),
         Some(first) if first == kernels::COMMAND => return kernels::main(),
         Some(first) if first == kernels::INSIDE => return kernels::main_inside(),
         Some(first) if first == kernels::NAMESPACE => return kernels::main_namespace(arguments),

@@ -35,6 +35,50 @@ fn wrong_names_end_with_2_and_name_the_right_ones() {
 }
 
 #[test]
+fn mutants_are_listed_and_their_page_is_made_and_checked() {
+    let root = tempfile::tempdir().unwrap();
+    let write = |file: &str, text: &str| {
+        let file = root.path().join(file);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, text).unwrap();
+    };
+    write("crates/a/Cargo.toml", "[package]\nname = \"a\"\n");
+    write("crates/a/src/lib.rs", "fn f() -> bool { is_on(\"a-early\") }\n");
+    write("docs/PROOFS.md", "By hand.\n");
+    let mutants = |options: &[&str]| {
+        let output = lab(&[&["mutants", "--root", root.path().to_str().unwrap()], options].concat());
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned(), complaint(&output))
+    };
+    for options in [&[][..], &["--json"], &["--check"], &["--write"]] {
+        let (code, _, said) = mutants(options);
+        assert!(code == Some(1) && said.contains("no test catches `a-early`"), "{options:?}: {said}");
+    }
+    let page = || std::fs::read_to_string(root.path().join("docs/PROOFS.md")).unwrap();
+    assert_eq!(page(), "By hand.\n", "nothing is written of what has faults");
+    write(
+        "crates/a/tests/loom_a.rs",
+        "#![cfg(loom)]\n/// It holds.\n#[test]\nfn holds() {}\n#[test]\nfn each_is_caught() {\n\
+         mutant::assert_caught(\"holds\", &[\"a-early\"], \"x\"); }\n",
+    );
+    let (code, list, said) = mutants(&["--json"]);
+    assert_eq!(code, Some(0), "{said}");
+    let list: Value = serde_json::from_str(&list).unwrap();
+    assert_eq!(list[0]["caught_by"][0]["claim"], "It holds.");
+    assert_eq!(mutants(&["--write"]).0, Some(0));
+    assert!(page().contains("- It holds. `holds`\n  - `a-early`"), "{}", page());
+    // The page is right; that so few are left is the only fault.
+    let (code, _, said) = mutants(&["--check"]);
+    assert!(code == Some(1) && said.contains("1 were found") && !said.contains("PROOFS.md"), "{said}");
+    write("docs/PROOFS.md", &page().replace("It holds", "It may hold"));
+    let (code, _, said) = mutants(&["--check"]);
+    assert!(code == Some(1) && said.contains("PROOFS.md") && said.contains("It may hold"), "{said}");
+    let (code, _, said) = mutants(&["--run", "b-"]);
+    assert!(code == Some(2) && said.contains("`b-`"), "{said}");
+    assert_eq!(mutants(&["--sample", "3"]).0, Some(2), "of what is not run");
+    assert_eq!(mutants(&["--write", "--check"]).0, Some(2));
+}
+
+#[test]
 fn a_report_is_checked_and_made_again() {
     let docs = tempfile::tempdir().unwrap();
     let report = |options: &[&str]| {

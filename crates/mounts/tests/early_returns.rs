@@ -155,36 +155,43 @@ fn leads_to_the_cover(case: Case, path: &'static str) {
     check();
 }
 
+/// A walk reports no error of a look-up that a superblock gave while mounts changed.
 #[test]
 fn a_lookup_error_beside_a_change() {
     leads_to_the_cover(Case::NoEntry, "a/x");
 }
 
+/// A walk reports no error of a link's target that a superblock gave while mounts changed.
 #[test]
 fn a_link_error_beside_a_change() {
     leads_to_the_cover(Case::LinkError, "a/x");
 }
 
+/// A walk does not report too many links of which the last was read while mounts changed.
 #[test]
 fn too_many_links_beside_a_change() {
     leads_to_the_cover(Case::Loop, "a/x");
 }
 
+/// A walk reports no place that it came to by a link to `.` which was read while mounts changed.
 #[test]
 fn a_link_to_its_directory_beside_a_change() {
     leads_to_the_cover(Case::LinkToHere, "a/x");
 }
 
+/// A walk does not report a file in the way that a superblock named while mounts changed.
 #[test]
 fn a_file_in_the_way_beside_a_change() {
     leads_to_the_cover(Case::File, "a/x/y");
 }
 
+/// A walk reports no place that a superblock named while mounts changed.
 #[test]
 fn a_result_beside_a_change() {
     leads_to_the_cover(Case::Found, "a/x");
 }
 
+/// A walk reports no parent, for `..`, that a superblock named while mounts changed.
 #[test]
 fn a_parent_beside_a_change() {
     leads_to_the_cover(Case::Parent, "a/d/e/..");

@@ -177,6 +177,8 @@ fn check_bound(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
+/// A walk that has the mount keeps it, and a mount ends once, whether the walk or a lazy unmount is
+/// faster.
 #[test]
 fn a_walk_beside_a_lazy_unmount() {
     check(|| {
@@ -188,6 +190,7 @@ fn a_walk_beside_a_lazy_unmount() {
     });
 }
 
+/// A mount ends once, whether its last put or a lazy unmount is faster.
 #[test]
 fn a_put_beside_a_lazy_unmount() {
     check(|| {
@@ -233,6 +236,7 @@ fn a_walk_and_a_put_beside_a_synchronous_unmount() {
     three(true);
 }
 
+/// References are summed rightly, though one changes its shard meanwhile.
 #[test]
 fn a_reference_that_changes_its_shard() {
     check(|| {
@@ -250,6 +254,7 @@ fn a_reference_that_changes_its_shard() {
     });
 }
 
+/// A mount that only a place keeps ends once, whether a walk from that place or its put is faster.
 #[test]
 fn a_walk_from_a_place_that_is_put() {
     check(|| {
@@ -268,6 +273,7 @@ fn a_walk_from_a_place_that_is_put() {
     });
 }
 
+/// A synchronous unmount has ended the mount on return, though a walk looks at it.
 #[test]
 fn a_walk_beside_a_synchronous_unmount() {
     check(|| {
@@ -279,6 +285,7 @@ fn a_walk_beside_a_synchronous_unmount() {
     });
 }
 
+/// A synchronous unmount has ended the mount on return, though another one uses it and puts it.
 #[test]
 fn a_put_beside_a_synchronous_unmount() {
     check(|| {
@@ -294,6 +301,7 @@ fn a_put_beside_a_synchronous_unmount() {
     });
 }
 
+/// The kernel's own way: an unmount that found nobody is the one that ends the mount.
 #[test]
 fn the_kernels_synchronous_unmount() {
     check(|| {
@@ -319,6 +327,7 @@ fn the_kernels_synchronous_unmount() {
     });
 }
 
+/// No pin appears beside a synchronous unmount that found none.
 #[test]
 fn a_pin_beside_a_synchronous_unmount() {
     check(|| {
@@ -396,6 +405,7 @@ impl Three {
     }
 }
 
+/// MN-R9: a walk beside a change finds what is there before or after it, and no wrong ENOENT.
 #[test]
 fn a_walk_past_mounts_that_go() {
     check(|| {
@@ -409,6 +419,7 @@ fn a_walk_past_mounts_that_go() {
     });
 }
 
+/// MN-R9: `..` from a mount that goes leads to what is there before or after.
 #[test]
 fn a_walk_up_from_a_mount_that_goes() {
     check(|| {

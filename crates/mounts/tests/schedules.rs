@@ -75,16 +75,19 @@ fn stamped(flags: Option<Umount>) {
     });
 }
 
+/// MN-R5: a mount is stamped after it has left its namespace, by a synchronous unmount.
 #[test]
 fn mn_r5_a_synchronous_unmount_is_stamped_after_it_left() {
     stamped(Some(Umount::empty()));
 }
 
+/// MN-R5: a mount is stamped after it has left its namespace, by a lazy unmount.
 #[test]
 fn mn_r5_a_lazy_unmount_is_stamped_after_it_left() {
     stamped(Some(Umount::DETACH));
 }
 
+/// MN-R5: a mount is stamped after it has left its namespace, by the end of that.
 #[test]
 fn mn_r5_the_end_of_a_namespace_is_stamped_after_it_left() {
     stamped(None);

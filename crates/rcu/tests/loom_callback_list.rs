@@ -21,6 +21,7 @@ fn work(number: usize, ran: &Arc<Plain>) -> Work {
     Work::call(move || assert_eq!(ran.fetch_add(1, std::sync::atomic::Ordering::SeqCst), number))
 }
 
+/// Who runs callbacks finds what was put in, and runs it in its thread's order.
 #[test]
 fn who_runs_finds_what_was_put_in() {
     loom::model(|| {
@@ -54,6 +55,7 @@ unsafe impl Sync for Written {}
 // SAFETY: as above.
 unsafe impl Send for Written {}
 
+/// A callback is counted after it ran.
 #[test]
 fn what_is_counted_has_run() {
     loom::model(|| {
@@ -79,12 +81,15 @@ fn what_is_counted_has_run() {
     });
 }
 
+/// No worker comes to rest beside a callback: who calls sees that it is absent and tells it, or the
+/// worker sees the call.
 #[test]
 fn a_caller_tells_or_is_seen() {
     calls_beside_a_worker_that_rests(true);
 }
 
-/// A call beside a worker that rests, where callers have full fences.
+/// No worker comes to rest beside a callback, without membarrier(2) either, where callers have full
+/// fences.
 #[test]
 fn a_caller_tells_or_is_seen_without_membarrier() {
     calls_beside_a_worker_that_rests(false);

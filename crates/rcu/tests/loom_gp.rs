@@ -90,7 +90,8 @@ fn nobody_reads_what_was_freed() {
     frees_beside_a_reader(GracePeriods::new);
 }
 
-/// A free beside a reader, where readers have full fences.
+/// What a reader may still see is not freed without membarrier(2) either, where readers have full
+/// fences; nor does a waiter sleep for ever.
 #[test]
 fn nobody_reads_what_was_freed_without_membarrier() {
     frees_beside_a_reader(GracePeriods::fenced);
@@ -113,6 +114,8 @@ fn frees_beside_a_reader(gp: fn(u64) -> GracePeriods) {
     });
 }
 
+/// What a reader may still see is not freed, by who polls, beside somebody else's grace period;
+/// numbers wrap around, and no waiter sleeps for ever.
 #[test]
 fn who_polls_frees_no_earlier() {
     loom::model(|| {
@@ -139,7 +142,8 @@ fn who_polls_frees_no_earlier() {
     });
 }
 
-/// A thread registers beside another thread's grace period, reads, and unregisters.
+/// A thread whose place becomes known beside somebody else's grace period, reads, and goes, reads
+/// nothing that was freed.
 #[test]
 fn who_joins_or_parts_meanwhile_reads_nothing_freed() {
     joins_or_parts_beside(&[]);

@@ -29,6 +29,7 @@ impl Drop for Watched {
     }
 }
 
+/// A section lasts as long as its outermost guard.
 #[test]
 fn a_section_lasts_as_long_as_its_outermost_guard() {
     check(|| {
@@ -53,7 +54,8 @@ fn a_section_lasts_as_long_as_its_outermost_guard() {
     });
 }
 
-/// Beside another thread's grace period, which may have begun before the value was replaced.
+/// A replaced value lasts as long as who may read it, beside somebody else's grace period, which
+/// may have begun before the value was replaced.
 #[test]
 fn a_replaced_value_waits_for_who_reads_it() {
     check(|| {
@@ -80,6 +82,7 @@ fn a_replaced_value_waits_for_who_reads_it() {
     });
 }
 
+/// A barrier waits for callbacks that run.
 #[test]
 fn a_barrier_waits_for_callbacks_that_run() {
     check(|| {
@@ -95,6 +98,7 @@ fn a_barrier_waits_for_callbacks_that_run() {
     });
 }
 
+/// Who fills the queues of callbacks up goes on when there is room, and they are bounded.
 #[test]
 fn who_fills_the_queues_up_goes_on() {
     check(|| {
@@ -120,6 +124,7 @@ fn who_fills_the_queues_up_goes_on() {
     });
 }
 
+/// A callback runs though nobody waits for it.
 #[test]
 fn a_callback_runs_though_nobody_waits_for_it() {
     check(|| {
@@ -168,7 +173,8 @@ fn a_grace_period_comes_to_who_polls() {
     });
 }
 
-/// One caller finds the worker busy, another one has it run everything and rest meanwhile.
+/// A callback beside the end of a pass runs: one caller finds the worker busy, another one has it
+/// run everything and rest meanwhile.
 #[test]
 fn a_callback_beside_the_end_of_a_pass_runs() {
     check(|| {
@@ -196,7 +202,8 @@ fn a_callback_beside_the_end_of_a_pass_runs() {
     });
 }
 
-/// Each domain's callback fills the other one's queues up.
+/// Callbacks of two domains do not wait for each other, though each fills the other one's queues
+/// up.
 #[test]
 fn callbacks_do_not_wait_for_another_domain() {
     check(|| {
@@ -222,7 +229,8 @@ fn callbacks_do_not_wait_for_another_domain() {
     });
 }
 
-/// The callback waits for a section of the other domain, in which the next call finds no room.
+/// Who is in a section of one domain and calls in another does not wait for room: the callback
+/// there waits for this section.
 #[test]
 fn who_is_in_a_section_of_another_domain_does_not_wait_for_room() {
     check(|| {
@@ -281,7 +289,8 @@ fn pool_with_others() -> &'static Pool<Task> {
     pool
 }
 
-/// Some tasks are due now, some soon: a thread that takes one leaves another thread for the rest.
+/// Each task of a pool has a thread when its time comes, however long others take: some are for
+/// now, some for soon, and whoever takes one leaves nobody behind who would take the others.
 #[test]
 fn each_task_of_a_pool_has_a_thread_when_its_time_comes() {
     check(|| {
@@ -301,7 +310,7 @@ fn each_task_of_a_pool_has_a_thread_when_its_time_comes() {
     });
 }
 
-/// Its own time never comes.
+/// A task of a pool that is told to hurry comes at once: its own time never comes.
 #[test]
 fn who_is_told_to_hurry_comes() {
     check(|| {

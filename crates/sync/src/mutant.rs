@@ -20,6 +20,9 @@ mod checked {
     use std::sync::OnceLock;
 
     const VARIABLE: &str = "WATERTIGHT_MUTANT";
+    /// The mutants that a run is about, with commas between them: `lab mutants --run` sets it. The
+    /// tests pass the others over.
+    const CHOSEN: &str = "WATERTIGHT_MUTANTS_CHOSEN";
     /// Schedules in which a mutant is looked for; the first that shows it is the last.
     const SCHEDULES: &str = "50000";
 
@@ -35,9 +38,17 @@ mod checked {
         under_test() == Some(name)
     }
 
+    fn is_chosen(name: &str) -> bool {
+        std::env::var(CHOSEN).map_or(true, |chosen| chosen.split(',').any(|one| one == name))
+    }
+
     /// Runs a test of the calling test program once for each mutant, in a process of its own (a
     /// model that fails may take its process down), and asserts that the test fails with
     /// `objection` in what it prints.
+    ///
+    /// For each mutant that is caught it prints a line, which `lab mutants --run` looks for: a
+    /// mutant without that line was not looked for. `lab mutants` also reads the arguments from the
+    /// source, so that they are written there as text, in arrays, loops or constants.
     ///
     /// # Panics
     /// When a mutant survives.
@@ -55,7 +66,7 @@ mod checked {
             return;
         }
         let program = std::env::current_exe().expect("this test's program");
-        for mutant in mutants {
+        for mutant in mutants.iter().filter(|mutant| is_chosen(mutant)) {
             let run = Command::new(&program)
                 .args(["--exact", test])
                 .env(VARIABLE, mutant)
@@ -64,9 +75,10 @@ mod checked {
                 .expect("the test runs again");
             let text = String::from_utf8_lossy(&[run.stdout, run.stderr].concat()).into_owned();
             assert!(!text.contains("running 0 tests"), "there is no test {test}");
-            assert!(!run.status.success(), "{mutant} survived: {text}");
+            assert!(!run.status.success(), "{mutant} survived {test}: {text}");
             let is_meant = objections.iter().any(|objection| text.contains(objection));
             assert!(is_meant, "{mutant} made {test} fail, but not by any of {objections:?}: {text}");
+            eprintln!("CAUGHT: {mutant} by {test}");
         }
     }
 }

@@ -81,6 +81,7 @@ fn end(client: &Client) {
     assert!(client.volume.shutdown().is_complete(), "not everything was written");
 }
 
+/// What is dirty is listed, beside a flusher and another writer, so that a sync finds it.
 #[test]
 fn a_sync_finds_what_is_dirty() {
     model::check(dirty_beside_the_flusher);
@@ -104,6 +105,7 @@ fn dirty_beside_the_flusher() {
     end(&client);
 }
 
+/// A sync also finds what somebody else has just begun to dirty.
 #[test]
 fn a_sync_finds_what_two_wrote() {
     model::check(|| {
@@ -129,6 +131,8 @@ fn a_sync_that_may_miss_dirty_data_is_caught() {
     mutant::assert_caught("a_sync_finds_what_two_wrote", &mutants, "not on the store after a sync");
 }
 
+/// What is written back and not durable is not taken for durable by who asks beside it what a
+/// cgroup has.
 #[test]
 fn what_the_flusher_writes_is_not_taken_for_durable() {
     model::check(|| {
@@ -152,6 +156,7 @@ fn data_that_is_taken_for_durable_is_caught() {
     mutant::assert_caught(test, &["undurable-asked-first"], "taken for durable");
 }
 
+/// A write beside the end of write-back builds on what that wrote.
 #[test]
 fn writes_beside_write_back_lose_nothing() {
     model::check(|| {
@@ -203,16 +208,19 @@ fn look(size: fn(&Client, NodeId) -> u64, is_known: bool) {
     end(&client);
 }
 
+/// `attr` never shows an old size while the last write-back ends.
 #[test]
 fn no_attr_shows_an_old_size() {
     model::check(|| look(size_by_attr, true));
 }
 
+/// `lookup` never shows an old size while the last write-back ends.
 #[test]
 fn no_lookup_shows_an_old_size() {
     model::check(|| look(size_by_lookup, false));
 }
 
+/// `link` never shows an old size while the last write-back ends.
 #[test]
 fn no_link_shows_an_old_size() {
     model::check(|| look(size_by_link, true));
@@ -225,6 +233,7 @@ fn a_look_that_may_show_an_old_size_is_caught() {
     mutant::assert_caught("no_link_shows_an_old_size", &["volume-know-unchecked"], "an old size");
 }
 
+/// A flusher hears of the first dirty inode.
 #[test]
 fn a_flusher_hears_of_dirty_data() {
     model::check(|| {
@@ -250,6 +259,8 @@ fn a_flusher_that_may_sleep_on_is_caught() {
     mutant::assert_caught("a_flusher_hears_of_dirty_data", &["bdi-list-silent"], "deadlock");
 }
 
+/// What becomes dirty while a flusher leaves for want of work is written: another one takes its
+/// place.
 #[test]
 fn what_becomes_dirty_while_the_flusher_leaves_is_written() {
     model::check(|| {
@@ -329,6 +340,7 @@ fn write_beside(full: &Full, event: impl FnOnce()) -> watertight_volume::Result<
     writer.join().unwrap()
 }
 
+/// A writer that waits for room goes on when there is some.
 #[test]
 fn a_waiting_writer_gets_room() {
     model::check(|| {
@@ -338,6 +350,7 @@ fn a_waiting_writer_gets_room() {
     });
 }
 
+/// A writer that waits for room ends when the volume is given up.
 #[test]
 fn a_waiting_writer_hears_of_force() {
     model::check(|| {
@@ -348,6 +361,7 @@ fn a_waiting_writer_hears_of_force() {
     });
 }
 
+/// A writer that waits for room hears that its data cannot be written.
 #[test]
 fn a_waiting_writer_hears_of_failure() {
     model::check(|| {
@@ -359,7 +373,8 @@ fn a_waiting_writer_hears_of_failure() {
     });
 }
 
-/// The only flusher hangs in another file, and an fsync fails.
+/// A writer that waits for room hears that its data cannot be written, also where an fsync tried:
+/// the only flusher hangs in another file.
 #[test]
 fn a_waiting_writer_hears_of_a_failed_fsync() {
     model::check(|| {
@@ -410,6 +425,7 @@ fn a_writer_that_may_wait_for_ever_is_caught() {
     mutant::assert_caught("a_waiting_writer_hears_of_a_failed_fsync", &["volume-io-silent"], "deadlock");
 }
 
+/// What is written while a volume is given up is told as not durable.
 #[test]
 fn what_is_written_meanwhile_is_not_told_as_durable() {
     model::check(|| {

@@ -11,7 +11,7 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Command, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::control::api::{How, Propagation};
+use crate::control::api::{Propagation, UmountKind};
 use crate::term::logging::LogFormat;
 use crate::term::shown::Show as _;
 use crate::term::units::parse_duration;
@@ -305,11 +305,11 @@ pub struct UmountArgs {
 impl UmountArgs {
     /// The way that is meant.
     #[must_use]
-    pub const fn how(&self) -> How {
+    pub const fn how(&self) -> UmountKind {
         match (self.force, self.lazy) {
-            (true, _) => How::Force,
-            (_, true) => How::Lazy,
-            _ => How::Plain,
+            (true, _) => UmountKind::Force,
+            (_, true) => UmountKind::Lazy,
+            _ => UmountKind::Plain,
         }
     }
 }

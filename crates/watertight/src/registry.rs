@@ -47,7 +47,7 @@ use crate::host::open_dir::OpenDir;
 use crate::host::users::includes_all_users;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::{Name, Show as _};
-use index::{Index, Of};
+use index::{Index, PathKind};
 
 pub use record::{NotARecord, Record};
 pub use users::DIR_VARIABLE;
@@ -242,7 +242,8 @@ impl RuntimeDir {
             return by_id.into_iter().chain(by_path.into_iter().flatten()).collect();
         }
         let index = self.index();
-        let by_path = |path: &Path| [index.at(Of::Places, path), index.at(Of::Stores, path)].concat();
+        let by_path =
+            |path: &Path| [index.at(PathKind::Places, path), index.at(PathKind::Stores, path)].concat();
         let mut ids: BTreeSet<VolumeId> = path.map(by_path).into_iter().flatten().collect();
         ids.extend(name.parse());
         ids.iter().filter_map(|id| self.find(id)).collect()
@@ -258,7 +259,7 @@ impl RuntimeDir {
     /// is not asked: it may have died.
     #[must_use]
     pub fn is_at(&self, path: &Path, id: &VolumeId) -> bool {
-        !self.is_foreign() && self.index().is_at(Of::Places, path, id)
+        !self.is_foreign() && self.index().is_at(PathKind::Places, path, id)
     }
 
     /// The volumes that are mounted or attached at this path or at a directory that it lies in, the
@@ -269,7 +270,7 @@ impl RuntimeDir {
             return self.find_at(|at| path.starts_with(at));
         }
         let index = self.index();
-        let ids = [index.at(Of::Places, path), index.around(Of::Places, path)].concat();
+        let ids = [index.at(PathKind::Places, path), index.around(PathKind::Places, path)].concat();
         ids.iter().filter_map(|id| self.find(id)).collect()
     }
 
@@ -281,7 +282,8 @@ impl RuntimeDir {
             return Vec::new();
         }
         let index = self.index();
-        let ids = [index.around(Of::Stores, store), index.below(Of::Stores, store, NESTED_MAX)].concat();
+        let ids = [index.around(PathKind::Stores, store), index.below(PathKind::Stores, store, NESTED_MAX)]
+            .concat();
         ids.iter().filter_map(|id| self.find(id)).collect()
     }
 
@@ -415,8 +417,8 @@ impl Registration {
         let to = Name::of(mountpoint);
         let (index, id) = (self.dir.index(), &self.record.id);
         let failed = |error| Problem::failure(format!("cannot write the index: {error}"));
-        index.add_at(Of::Places, mountpoint, id).map_err(failed)?;
-        index.remove_at(Of::Places, Path::new(&self.record.mountpoint), id);
+        index.add_at(PathKind::Places, mountpoint, id).map_err(failed)?;
+        index.remove_at(PathKind::Places, Path::new(&self.record.mountpoint), id);
         self.record.mountpoint = to;
         self.write()
     }

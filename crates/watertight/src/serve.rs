@@ -40,13 +40,13 @@ pub use config::{CgroupLimit, Config, VolumeConfig};
 use crate::cli::ServeArgs;
 use crate::control::api::Missing;
 use crate::host::{notify, signals};
-use crate::registry::missing::List;
+use crate::registry::missing::MissingList;
 use crate::term::console::console;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::Show as _;
 use crate::term::{logging, units};
 use child::{Child, Ending};
-use event::{Event, PAUSE, PAUSE_MAX};
+use event::{PAUSE, PAUSE_MAX, ServeEvent};
 use limits::VolumeLimits;
 use nested_volumes::NestedVolumes;
 
@@ -80,7 +80,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     }
     let (sender, events) = channel();
     let on_signal = sender.clone();
-    signals::watch(move |name| on_signal.send(Event::Signal(name)).is_ok())
+    signals::watch(move |name| on_signal.send(ServeEvent::Signal(name)).is_ok())
         .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
     let mut served = ServeLoop {
         path: path.clone(),
@@ -130,16 +130,16 @@ struct ServeLoop {
     volumes: BTreeMap<PathBuf, ServedVolume>,
     /// Those that are attached inside of these.
     nested: NestedVolumes,
-    sender: Sender<Event>,
+    sender: Sender<ServeEvent>,
     stopping: bool,
     /// Failures at the end, for the exit message.
     failed: Vec<String>,
 }
 
 impl ServeLoop {
-    fn run(&mut self, events: &Receiver<Event>) -> Result<()> {
+    fn run(&mut self, events: &Receiver<ServeEvent>) -> Result<()> {
         let mut told = false;
-        let (mut list, mut looked) = (List::default(), None::<Instant>);
+        let (mut list, mut looked) = (MissingList::default(), None::<Instant>);
         loop {
             notify::alive();
             if looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
@@ -169,11 +169,11 @@ impl ServeLoop {
             }
             let next = self.nested.next_due().map(|at| at.saturating_duration_since(Instant::now()));
             match events.recv_timeout(next.unwrap_or(LOOK).min(LOOK)) {
-                Ok(Event::Signal("SIGHUP")) => self.reload(),
-                Ok(Event::Signal(name)) => self.stop(name),
-                Ok(Event::Ready(at)) => self.on_ready(&at),
-                Ok(Event::Ended(at, ending)) => self.on_ended(&at, ending),
-                Ok(Event::CallEnded(at, done)) => self.nested.on_call_ended(&at, done),
+                Ok(ServeEvent::Signal("SIGHUP")) => self.reload(),
+                Ok(ServeEvent::Signal(name)) => self.stop(name),
+                Ok(ServeEvent::Ready(at)) => self.on_ready(&at),
+                Ok(ServeEvent::Ended(at, ending)) => self.on_ended(&at, ending),
+                Ok(ServeEvent::CallEnded(at, done)) => self.nested.on_call_ended(&at, done),
                 Err(_) => {}
             }
             self.try_again();
@@ -339,8 +339,8 @@ impl ServeLoop {
             let (here, there) = (at.clone(), at.clone());
             let started = Child::start(
                 &volume.config,
-                move || drop(ready.send(Event::Ready(here))),
-                move |ending| drop(ended.send(Event::Ended(there, ending))),
+                move || drop(ready.send(ServeEvent::Ready(here))),
+                move |ending| drop(ended.send(ServeEvent::Ended(there, ending))),
             );
             match started {
                 Ok(child) => {

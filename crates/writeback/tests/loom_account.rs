@@ -24,6 +24,7 @@ fn model(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
     model.check(test);
 }
 
+/// Bytes are charged to who owns the inode, while it moves and afterwards.
 #[test]
 fn bytes_go_to_who_owns_the_inode() {
     model(2, || {
@@ -40,8 +41,8 @@ fn bytes_go_to_who_owns_the_inode() {
     });
 }
 
-/// A switch begins while a worker of its target is at work, and its inode's pages change at this
-/// moment.
+/// WB-R7: each switch has a grace period of its own, also one that begins while a worker of its
+/// target is at work, and its inode's pages change at this moment.
 #[test]
 fn wb_r7_a_switch_that_comes_late_has_its_own_grace_period() {
     model(3, || {

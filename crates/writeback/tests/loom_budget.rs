@@ -48,6 +48,7 @@ fn take(budget: &Arc<Budget>) {
     }
 }
 
+/// A writer that waits for room is never forgotten.
 #[test]
 fn a_waiter_is_never_forgotten() {
     loom::model(move || {
@@ -63,6 +64,7 @@ fn a_waiter_is_never_forgotten() {
     });
 }
 
+/// A writer that waits for a lock on its data hears that it was given free.
 #[test]
 fn a_waiter_hears_of_a_lock_that_was_given_free() {
     loom::model(|| {
@@ -104,6 +106,7 @@ fn each_mutant_is_caught() {
     mutant::assert_caught("a_waiter_is_never_forgotten", &mutants, "deadlock");
 }
 
+/// The limit holds, whoever comes at once.
 #[test]
 fn the_limit_holds_whoever_comes_at_once() {
     loom::model(|| {

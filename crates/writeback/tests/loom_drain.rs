@@ -47,6 +47,8 @@ fn switcher(drain: &Arc<Drain>, shard: usize, times: usize) -> thread::JoinHandl
     thread::spawn(move || (0..times).for_each(|_| switch(&drain, shard)))
 }
 
+/// WB-R2: when a drain has returned nobody who switches inodes touches the superblock, and nobody
+/// will; and it does return.
 #[test]
 fn nobody_touches_what_the_drain_gave_free() {
     loom::model(|| {
@@ -108,6 +110,8 @@ impl OwnSwitches for Superblock {
     }
 }
 
+/// WB-R2: a drain makes its superblock's switches itself, hears of those that are queued while it
+/// sleeps, and touches nothing afterwards.
 #[test]
 fn a_drain_makes_what_no_worker_makes() {
     let mut model = loom::model::Builder::new();
@@ -125,6 +129,7 @@ fn a_drain_makes_what_no_worker_makes() {
     });
 }
 
+/// WB-R2: a drain that finds its switches taken by a worker waits until they are made.
 #[test]
 fn a_drain_and_a_worker_share_what_waits() {
     let mut model = loom::model::Builder::new();
@@ -145,9 +150,12 @@ fn a_drain_and_a_worker_share_what_waits() {
     });
 }
 
-/// WB-R7 and WB-R8, P2 of `pending`: two switches of one superblock, and a worker that waits for
-/// the first one's grace period while the second is pushed. A section that has seen the second
-/// one's flag unset is over before that switch is made.
+/// WB-R7 and WB-R8, P2 of `pending`: a switch waits for a grace period that begins after its flag
+/// was set.
+///
+/// Two switches of one superblock, and a worker that waits for the first one's grace period while
+/// the second is pushed. A section that has seen the second one's flag unset is over before that
+/// one is made.
 #[test]
 fn a_switch_is_made_after_a_grace_period_that_follows_its_flag() {
     let mut model = loom::model::Builder::new();

@@ -60,12 +60,14 @@ fn unmount_beside_switches(strategy: impl DrainStrategy) {
     rig.check_after();
 }
 
+/// WB-R1, WB-R2: an unmount beside switches of both kinds leaves no busy inode and no pin.
 #[test]
 fn wb_r1_an_unmount_beside_switches() {
     check(|| unmount_beside_switches(PerSuperblock));
 }
 
-/// Bytes are counted while a drain or a worker moves the inode.
+/// WB-R8: an inode that a drain moves, or a worker does, waits for its grace period as well: bytes
+/// are counted meanwhile.
 #[test]
 fn a_drain_waits_for_the_grace_period_of_what_it_moves() {
     check(|| {
@@ -87,6 +89,7 @@ fn a_drain_waits_for_the_grace_period_of_what_it_moves() {
     });
 }
 
+/// WB-R2: of two who switch one inode, the one that comes second gives its pin back.
 #[test]
 fn wb_r2_who_comes_second_gives_the_pin_back() {
     check(|| {
@@ -105,11 +108,14 @@ fn wb_r1_persb_fifo_is_right() {
     check(|| unmount_beside_switches(PersbFifo));
 }
 
+/// WB-R1: `race`, the lab's way that asks whether any switch is in flight, leaves no busy inode
+/// either. `base`, and `rmbarrier` with deferred queueing, do.
 #[test]
 fn wb_r1_race_is_right() {
     check(|| unmount_beside_switches(Race::default()));
 }
 
+/// WB-R1: `base`, a way of the lab that is wrong, leaves busy inodes.
 #[test]
 #[should_panic(expected = "busy inodes after unmount")]
 fn wb_r1_base_is_caught() {
@@ -121,6 +127,7 @@ fn wb_r6_rmbarrier_is_right_with_direct_queueing() {
     check(|| unmount_beside_switches(RmBarrier::default()));
 }
 
+/// WB-R6: so does `rmbarrier`, where switches are queued later.
 #[test]
 #[should_panic(expected = "busy inodes after unmount")]
 fn wb_r6_rmbarrier_is_caught_with_deferred_queueing() {
@@ -149,11 +156,14 @@ fn sums() {
     assert!(files.iter().all(|file| rig.bdi.owner_of(file) == Some(B) && !file.inode_wb().is_switching()));
 }
 
+/// WB-R8: the sums of all owners are those of their inodes' pages, which are dirtied and written
+/// while the inodes move.
 #[test]
 fn wb_r8_switching_keeps_the_sums() {
     check(sums);
 }
 
+/// A sync finds a dirty inode that moves, once.
 #[test]
 fn a_sync_finds_what_moves() {
     check(|| {
@@ -196,6 +206,7 @@ fn inodes_of_a_removed_cgroup_are_its_parents() {
     });
 }
 
+/// An inode is listed with its wb, not with one that had its index before.
 #[test]
 fn an_index_that_is_given_again_misleads_nobody() {
     check(|| {

@@ -172,6 +172,7 @@ fn one_flusher_writes_everything() {
     check(|| everything_is_written(1));
 }
 
+/// What becomes dirty is written, whatever flushers do at that moment.
 #[test]
 fn two_flushers_write_everything() {
     check(|| everything_is_written(2));
@@ -197,11 +198,13 @@ fn a_hung_wb_leaves_one_of_two_flushers() {
     check(|| a_hung_wb_holds_up_no_other(2));
 }
 
+/// Inodes that hang in one wb leave a flusher for the others.
 #[test]
 fn a_hung_wb_leaves_one_of_three_flushers() {
     check(|| a_hung_wb_holds_up_no_other(3));
 }
 
+/// A wb that was barred is served when there is room.
 #[test]
 fn a_wb_with_one_that_hangs_gets_another_flusher_when_one_is_free() {
     check(|| {
@@ -232,6 +235,7 @@ fn who_waits_for_room_has_written_what_rests(flushers: usize) {
     rig.end();
 }
 
+/// Who waits for room in the cache has all written that rests, whosever it is and whenever it came.
 #[test]
 fn who_waits_for_room_has_one_flusher_write_what_rests() {
     check(|| who_waits_for_room_has_written_what_rests(1));
@@ -242,6 +246,7 @@ fn who_waits_for_room_has_two_flushers_write_what_rests() {
     check(|| who_waits_for_room_has_written_what_rests(2));
 }
 
+/// What rests is written for as long as one waits for room, whoever has gone on.
 #[test]
 fn one_who_goes_on_is_not_the_last_who_waits() {
     check(|| {

@@ -265,6 +265,7 @@ fn who_goes_to_another_line_leaves_its_call_behind() {
     all_end(&world, vec![gone, moves]);
 }
 
+/// A call for room that is not used goes to the next in line.
 #[test]
 fn a_call_that_is_not_used_goes_to_the_next() {
     model::check(|| whoever_leaves_has_the_next_called(false));
@@ -275,16 +276,19 @@ fn nor_does_one_who_is_busy_keep_it() {
     model::check(|| whoever_leaves_has_the_next_called(true));
 }
 
+/// One who was called and is busy for long does not keep the call: others are called.
 #[test]
 fn nor_does_one_who_is_busy_for_long() {
     model::check(who_is_busy_for_long_has_others_called);
 }
 
+/// The next in line looks at the clock when the first has gone.
 #[test]
 fn the_next_looks_at_the_clock_when_the_first_has_gone() {
     model::check(somebody_looks_at_the_clock);
 }
 
+/// The first in line looks at the clock when room comes together with a debt, which time pays.
 #[test]
 fn the_first_looks_at_the_clock_when_room_comes_with_a_debt() {
     model::check(|| the_first_hears_of_room_that_comes_with_a_debt(false));
@@ -295,16 +299,20 @@ fn nor_is_the_first_passed_over_for_one_behind_it() {
     model::check(|| the_first_hears_of_room_that_comes_with_a_debt(true));
 }
 
+/// Room that is too little for one behind goes to one before it that it is enough for, though that
+/// was busy when the room came.
 #[test]
 fn nor_for_one_behind_it_that_wants_more() {
     model::check(what_is_too_little_for_one_goes_to_one_before_it);
 }
 
+/// One who has used its share up is not in the way of one who holds nothing.
 #[test]
 fn a_share_that_is_used_up_is_in_nobody_elses_way() {
     model::check(who_has_its_share_is_not_in_the_way_of_one_who_has_nothing);
 }
 
+/// One who was called and goes to another line leaves its call to who is in the first.
 #[test]
 fn a_call_stays_in_its_line() {
     model::check(who_goes_to_another_line_leaves_its_call_behind);

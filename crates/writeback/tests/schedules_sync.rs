@@ -56,6 +56,7 @@ fn boosts(model: &Model) -> usize {
     model.bdi.throttle().chain(&at("/slow")).groups()[0].boosts()
 }
 
+/// SY-R6: who waits for a limit hears of a boost.
 #[test]
 fn sy_r6_who_is_queued_hears_of_a_boost() {
     check(|| {
@@ -76,6 +77,7 @@ fn sy_r6_who_is_queued_hears_of_a_boost() {
     });
 }
 
+/// Who waits for a limit hears that a place before it was given up.
 #[test]
 fn who_waits_hears_that_a_place_before_it_was_given_up() {
     check(|| {
@@ -104,6 +106,7 @@ impl SyncCaller for Task {
     }
 }
 
+/// SY-R5: a boost is taken back from whom it was given, though who waits changes its cgroup.
 #[test]
 fn sy_r5_a_waiter_that_changes_cgroup() {
     check(|| {
@@ -119,6 +122,7 @@ fn sy_r5_a_waiter_that_changes_cgroup() {
     });
 }
 
+/// SY-R7: a boost covers what was dirty when its sync began, and nothing that came later.
 #[test]
 fn sy_r7_a_boost_beside_new_data() {
     check(|| {
@@ -141,6 +145,7 @@ fn sy_r7_a_boost_beside_new_data() {
     });
 }
 
+/// SY-R9, SY-R10: an isolated sync finds an inode that is on its way to its cgroup.
 #[test]
 fn sy_r10_an_isolated_sync_beside_a_switch() {
     check(|| {
@@ -160,6 +165,8 @@ fn sy_r10_an_isolated_sync_beside_a_switch() {
     });
 }
 
+/// SY-R9, SY-R10: an isolated sync finds an inode that moves from one to another of the wbs it
+/// looks at.
 #[test]
 fn sy_r10_an_isolated_sync_beside_a_switch_among_its_own() {
     check(|| {
@@ -212,6 +219,7 @@ fn sy_r10_concurrent_syncs_beside_a_writer() {
     });
 }
 
+/// A boost covers what was dirty when its sync began, also what changes its owner meanwhile.
 #[test]
 fn a_boost_follows_what_changes_its_owner() {
     check(|| {
@@ -262,6 +270,7 @@ fn wait_for_room(model: &Arc<Model>, file: &Arc<File>) {
     }
 }
 
+/// Who waits at a dirty limit hears of room that another gave up.
 #[test]
 fn room_that_is_given_up_wakes_who_waits_for_it() {
     check(|| {
@@ -284,6 +293,7 @@ fn room_that_is_given_up_wakes_who_waits_for_it() {
     });
 }
 
+/// Who waits at a dirty limit hears of a switch that makes room.
 #[test]
 fn a_switch_wakes_who_waits_at_a_dirty_limit() {
     check(|| {

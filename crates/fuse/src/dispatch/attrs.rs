@@ -4,9 +4,9 @@ use std::os::unix::ffi::OsStrExt as _;
 
 use store::{SetAttr, TimeSet, Timestamp};
 
-use super::RequestContext;
-use crate::abi::{SetAttrIn, SetAttrValid};
-use crate::encode;
+use super::context::RequestContext;
+use crate::protocol::abi::{SetAttrIn, SetAttrValid};
+use crate::protocol::encode;
 use crate::reply::{Reply, Sent};
 
 pub(super) fn get(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
@@ -27,11 +27,6 @@ pub(super) fn set(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &SetAttrIn) ->
         cx.attributes_changed_late();
     }
     sent
-}
-
-/// Whether a file gets another length.
-pub(super) fn resizes(arg: &SetAttrIn) -> bool {
-    SetAttrValid::from_bits_retain(arg.valid).contains(SetAttrValid::SIZE)
 }
 
 /// The changes that a SETATTR asks for. A ctime that the kernel proposes (kernel write-back) is not
@@ -55,7 +50,7 @@ fn changes(arg: &SetAttrIn, valid: SetAttrValid) -> SetAttr {
 pub(super) fn read_link(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
     match cx.volume().read_link(cx.node()) {
         Ok(target) => reply.data(target.as_bytes()),
-        Err(error) => reply.error(crate::errno::of(&error)),
+        Err(error) => reply.error(crate::protocol::errno::of(&error)),
     }
 }
 

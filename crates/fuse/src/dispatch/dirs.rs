@@ -2,10 +2,10 @@
 
 use rustix::io::Errno;
 
+use super::context::{RequestContext, handle_id};
 use super::names::Taken;
-use super::{RequestContext, handle_id};
-use crate::abi::{EntryOut, FOpen, FSyncIn, OpenOut, ReadIn, ReleaseIn};
-use crate::encode::Listing;
+use crate::protocol::abi::{EntryOut, FOpen, FSyncIn, OpenOut, ReadIn, ReleaseIn};
+use crate::protocol::encode::Listing;
 use crate::reply::{Reply, Sent};
 use crate::tree::Open;
 
@@ -30,7 +30,7 @@ pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
         }
         Err(error) => {
             cx.not_opened(pin);
-            reply.error(crate::errno::of(&error))
+            reply.error(crate::protocol::errno::of(&error))
         }
     }
 }
@@ -59,7 +59,7 @@ pub(super) fn read(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &ReadIn, spac
     let len = listing.len();
     match listed {
         // Entries listed before the error are returned; the error comes again at the next reading.
-        Err(error) if len == 0 => reply.error(crate::errno::of(&error)),
+        Err(error) if len == 0 => reply.error(crate::protocol::errno::of(&error)),
         _ => reply.data(&space[..len]),
     }
 }
@@ -92,7 +92,7 @@ pub(super) fn read_plus(
     if let Err(error) = listed
         && entries.is_empty()
     {
-        return reply.error(crate::errno::of(&error));
+        return reply.error(crate::protocol::errno::of(&error));
     }
     let mut listing = Listing::new(space);
     let mut handed_out = HandedOut { entries: Vec::with_capacity(entries.len()) };

@@ -6,37 +6,18 @@ use rustix::io::Errno;
 use store::{AllocateMode, Entry, Seek};
 use volume::{Ctx, OpenFlags, Opened, WriteFlags};
 
-use super::{RequestContext, handle_id};
-use crate::abi::{
+use super::context::{RequestContext, handle_id};
+use super::op_class::{flag, truncates};
+use crate::protocol::abi::{
     self, CopyFileRangeIn, CopyFileRangeOut, CreateIn, CreateOut, FAllocateIn, FOpen, FSyncIn, FlushIn,
     LSeekIn, LSeekOut, OFFSET_MAX, OpenIn, OpenOut, ReadIn, ReleaseIn, WriteIn, WriteInFlags, WriteOut,
 };
-use crate::init::Mode;
+use crate::protocol::init::Mode;
 use crate::reply::{Reply, Sent};
 use crate::tree::Open;
 
-/// An open flag of the C library's as the protocol carries it.
-const fn flag(of: libc::c_int) -> u32 {
-    of.cast_unsigned()
-}
-
 /// `O_SYNC` without the `O_DSYNC` that it includes.
 const SYNC_ONLY: u32 = flag(libc::O_SYNC) & !flag(libc::O_DSYNC);
-
-/// Whether these open flags truncate.
-pub(super) fn truncates(flags: u32) -> bool {
-    flags & flag(libc::O_TRUNC) != 0
-}
-
-/// Whether it is data that the kernel has collected: no process waits for this request.
-pub(super) fn is_collected(arg: &WriteIn) -> bool {
-    WriteInFlags::from_bits_retain(arg.write_flags).contains(WriteInFlags::CACHE)
-}
-
-/// Whether opening a file with these flags can change it.
-pub(super) fn writes(flags: u32) -> bool {
-    truncates(flags) || flags & flag(libc::O_ACCMODE) != flag(libc::O_RDONLY)
-}
 
 /// Whether these open flags go around the kernel's page cache.
 fn is_direct(flags: u32) -> bool {
@@ -83,7 +64,7 @@ pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>, arg: OpenIn) -> Se
         }
         Err(error) => {
             cx.not_opened(pin);
-            reply.error(crate::errno::of(&error))
+            reply.error(crate::protocol::errno::of(&error))
         }
     }
 }
@@ -136,7 +117,7 @@ fn made(
         }
         Err(error) => {
             cx.not_opened(pin);
-            reply.error(crate::errno::of(&error))
+            reply.error(crate::protocol::errno::of(&error))
         }
     }
 }
@@ -153,7 +134,7 @@ pub(super) fn read(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &ReadIn, spac
     }
     match cx.volume().read(&cx.ctx(), handle_id(arg.fh), arg.offset, space) {
         Ok(len) => reply.data(&space[..len]),
-        Err(error) => reply.error(crate::errno::of(&error)),
+        Err(error) => reply.error(crate::protocol::errno::of(&error)),
     }
 }
 
@@ -173,7 +154,7 @@ pub(super) fn write(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &WriteIn, da
     match cx.volume().write(&cx.ctx(), handle_id(arg.fh), arg.offset, data, flags) {
         // The written length is at most that of `data`, which came as a u32.
         Ok(len) => reply.value(&WriteOut { size: u32::try_from(len).unwrap_or(arg.size), padding: 0 }),
-        Err(error) => reply.error(crate::errno::of(&error)),
+        Err(error) => reply.error(crate::protocol::errno::of(&error)),
     }
 }
 
@@ -271,7 +252,7 @@ fn copy(cx: &RequestContext<'_>, arg: &CopyFileRangeIn, len: u64) -> Result<u64,
     }
     let (from, to) = ((handle_id(arg.fh_in), arg.off_in), (handle_id(arg.fh_out), arg.off_out));
     let copied = cx.volume().copy_range(&cx.ctx(), from, to, len);
-    copied.map_err(|error| crate::errno::of(&error))
+    copied.map_err(|error| crate::protocol::errno::of(&error))
 }
 
 #[cfg(test)]

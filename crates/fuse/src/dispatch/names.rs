@@ -8,11 +8,11 @@ use rustix::io::Errno;
 use store::{FileType, NewNode, RenameFlags};
 use volume::{NodeId, Volume};
 
-use super::RequestContext;
-use crate::abi::{EntryOut, LinkIn, MkDirIn, MkNodIn, Rename2In};
-use crate::encode;
+use super::context::RequestContext;
+use crate::protocol::abi::{EntryOut, LinkIn, MkDirIn, MkNodIn, Rename2In};
+use crate::protocol::encode;
 use crate::reply::{Reply, Sent};
-use crate::tree::clones::NamespaceView;
+use crate::tree::NamespaceView;
 use crate::tree::wire;
 
 pub(super) fn lookup(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
@@ -45,7 +45,7 @@ pub(super) fn lookup(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr) ->
 fn recalled(cx: &RequestContext<'_>, reply: Reply<'_>, found: volume::Result<store::Entry>) -> Sent {
     let entry = match found {
         Ok(entry) => entry,
-        Err(error) => return reply.error(crate::errno::of(&error)),
+        Err(error) => return reply.error(crate::protocol::errno::of(&error)),
     };
     let sent = match cx.entry_out(&entry) {
         Ok(out) => reply.value(&out),
@@ -64,14 +64,14 @@ fn clone_root(cx: &RequestContext<'_>, reply: Reply<'_>, clone: &NamespaceView) 
     if !cx.is_root() {
         return reply.error(Errno::INTR);
     }
-    let found = cx.volume().look_up_again(NodeId::ROOT).map_err(|error| crate::errno::of(&error));
+    let found = cx.volume().look_up_again(NodeId::ROOT).map_err(|error| crate::protocol::errno::of(&error));
     match found.and_then(|root| cx.entry_on(&clone.root, &root)) {
         Ok(out) => {
             clone.looked_up();
             let sent = reply.value(&out);
             if !sent.is_delivered {
                 cx.volume().forget(NodeId::ROOT, 1);
-                clone.forgotten(&cx.shared.tree, 1);
+                cx.shared.tree.forget_clone_root(clone, 1);
             }
             sent
         }
@@ -95,7 +95,7 @@ impl Taken<'_> {
 /// The node that a name in the request's directory stands for: where something is attached, the
 /// root of that.
 pub(super) fn find<'a>(cx: &'a RequestContext<'_>, name: &OsStr) -> Result<(EntryOut, Taken<'a>), Errno> {
-    let failed = |error| crate::errno::of(&error);
+    let failed = |error| crate::protocol::errno::of(&error);
     let entry = cx.volume().lookup(cx.node(), name).map_err(failed)?;
     let taken = Taken { volume: Cow::Borrowed(cx.volume()), node: entry.id };
     let on = if entry.attr.kind == FileType::Directory { cx.crossed(entry.id) } else { None };
@@ -213,6 +213,6 @@ fn entry(
             }
             sent
         }
-        Err(error) => reply.error(crate::errno::of(&error)),
+        Err(error) => reply.error(crate::protocol::errno::of(&error)),
     }
 }

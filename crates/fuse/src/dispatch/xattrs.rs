@@ -5,8 +5,8 @@ use std::ffi::OsStr;
 use rustix::io::Errno;
 use store::{SetAttr, SetXattr};
 
-use super::RequestContext;
-use crate::abi::{GetXattrIn, GetXattrOut, SETXATTR_ACL_KILL_SGID, SetXattrIn};
+use super::context::RequestContext;
+use crate::protocol::abi::{GetXattrIn, GetXattrOut, SETXATTR_ACL_KILL_SGID, SetXattrIn};
 use crate::reply::{Reply, Sent};
 
 /// Set-group-id in `st_mode`.
@@ -53,7 +53,7 @@ pub(super) fn list(cx: &RequestContext<'_>, reply: Reply<'_>, arg: GetXattrIn) -
 /// Size 0 asks how much room is needed.
 fn sized(reply: Reply<'_>, size: u32, result: volume::Result<Vec<u8>>) -> Sent {
     match result {
-        Err(error) => reply.error(crate::errno::of(&error)),
+        Err(error) => reply.error(crate::protocol::errno::of(&error)),
         Ok(bytes) => match u32::try_from(bytes.len()) {
             Ok(len) if size == 0 => reply.value(&GetXattrOut { size: len, padding: 0 }),
             Ok(len) if len <= size => reply.data(&bytes),

@@ -10,8 +10,9 @@ use sync::{model, mutant, thread};
 use zerocopy::FromBytes as _;
 
 use super::*;
-use crate::dev::Dev;
+use crate::device::Dev;
 use crate::reply::Reply;
+use crate::transport::reply_channel::ReplyChannel;
 use crate::tree::wire::NodeTag;
 
 const UNIQUE: u64 = 2;
@@ -25,10 +26,10 @@ fn slot() -> (Arc<RequestSlot>, OwnedFd) {
 /// The answers sent so far, by request.
 fn answers(reader: &OwnedFd) -> Vec<(u64, i32)> {
     let mut found = Vec::new();
-    let mut header = [0; size_of::<crate::abi::OutHeader>()];
+    let mut header = [0; size_of::<crate::protocol::abi::OutHeader>()];
     while let Ok(len) = rustix::io::read(reader, &mut header) {
         assert_eq!(len, header.len());
-        let header = crate::abi::OutHeader::read_from_bytes(&header).unwrap();
+        let header = crate::protocol::abi::OutHeader::read_from_bytes(&header).unwrap();
         found.push((header.unique, header.error));
     }
     found
@@ -39,7 +40,7 @@ fn serve_two(early: AbortPolicy) {
     let (slot, reader) = slot();
     let in_flight = InFlight::default();
     in_flight.add(&slot);
-    in_flight.begin(&slot, UNIQUE, 0, early);
+    in_flight.begin(&slot, RequestKey::of(UNIQUE, early));
     let watcher = {
         let slot = Arc::clone(&slot);
         thread::spawn(move || slot.end(UNIQUE))
@@ -50,7 +51,7 @@ fn serve_two(early: AbortPolicy) {
     if cancel_used.replace(false) {
         cancel = slot.reset_cancel();
     }
-    in_flight.begin(&slot, UNIQUE + 2, 0, early);
+    in_flight.begin(&slot, RequestKey::of(UNIQUE + 2, early));
     watcher.join().unwrap();
     let is_cancelled = cancel.is_cancelled();
     let _second = Reply::new(&slot, &cancel_used, UNIQUE + 2).done();
@@ -60,6 +61,8 @@ fn serve_two(early: AbortPolicy) {
     assert!(!is_cancelled, "ended the next request");
 }
 
+/// A request is answered once, whether its thread or the watcher is faster, and who ends it does
+/// not end the next one.
 #[test]
 fn a_request_is_answered_once_and_ends_alone() {
     for early in [AbortPolicy::Always, AbortPolicy::OnKill] {
@@ -67,6 +70,8 @@ fn a_request_is_answered_once_and_ends_alone() {
     }
 }
 
+/// The same for a request that only its own thread may answer: who cancels it does not cancel the
+/// next one.
 #[test]
 fn a_request_that_must_end_itself_ends_alone() {
     model::check(|| serve_two(AbortPolicy::Never));
@@ -82,6 +87,7 @@ fn two_answers_are_caught() {
     mutant::assert_caught(test, &both, "ended the next request");
 }
 
+/// An INTERRUPT beside the beginning of its request is heard.
 #[test]
 fn an_interrupt_beside_its_request_is_heard() {
     model::check(|| {
@@ -92,7 +98,7 @@ fn an_interrupt_beside_its_request_is_heard() {
             let in_flight = Arc::clone(&in_flight);
             thread::spawn(move || in_flight.interrupt(UNIQUE))
         };
-        in_flight.begin(&slot, UNIQUE, 0, AbortPolicy::Always);
+        in_flight.begin(&slot, RequestKey::of(UNIQUE, AbortPolicy::Always));
         kernel.join().unwrap();
         let watched: Vec<_> = in_flight.watched.lock().requests.iter().map(|(unique, _)| *unique).collect();
         assert!(watched.contains(&UNIQUE), "the interrupt was lost");
@@ -105,7 +111,7 @@ fn a_lost_interrupt_is_caught() {
     mutant::assert_caught(test, &["begin-looks-first", "interrupt-looks-once"], "the interrupt was lost");
 }
 
-/// A request for an attached volume that begins while the volume is given up; its store never
+/// A request that begins while its attached volume is given up is answered, though the store never
 /// answers.
 #[test]
 fn a_request_beside_the_end_of_its_volume_is_answered() {
@@ -123,7 +129,7 @@ fn a_request_beside_the_end_of_its_volume_is_answered() {
             })
         };
         slot.assign_volume(RequestClass { volume, quota_exempt: false, empty_reply: false, in_place: false });
-        in_flight.begin_abortable(&slot, (UNIQUE, 0, AbortPolicy::Never), &is_aborted);
+        in_flight.begin_abortable(&slot, RequestKey::of(UNIQUE, AbortPolicy::Never), &is_aborted);
         giver.join().unwrap();
         let found = answers(&reader);
         assert!(found == [(UNIQUE, -libc::EIO)], "who waits was not told: {found:?}");
@@ -140,7 +146,7 @@ fn a_request_that_nobody_tells_is_caught() {
 /// each.
 fn many_stalled() -> (Arc<InFlight>, [RequestClass; 2]) {
     let in_flight = Arc::new(InFlight::default());
-    in_flight.set_stall_quota(usize::MAX, 0);
+    in_flight.stall_quota.set(usize::MAX, 0);
     let first = NodeTag::ROOT.next().unwrap();
     let volumes = [first, first.next().unwrap()];
     (
@@ -154,7 +160,7 @@ fn many_stalled() -> (Arc<InFlight>, [RequestClass; 2]) {
     )
 }
 
-/// Two clients ask one stalled volume, a third one another.
+/// Of each stalled volume one request waits: two clients ask one such volume, a third one another.
 #[test]
 fn of_each_stalled_volume_one_request_waits() {
     model::check(|| {
@@ -163,7 +169,7 @@ fn of_each_stalled_volume_one_request_waits() {
         slots.iter().for_each(|(slot, _)| in_flight.add(slot));
         let ask = |n: usize, class: RequestClass| {
             let (in_flight, slot) = (Arc::clone(&in_flight), Arc::clone(&slots[n].0));
-            thread::spawn(move || usize::from(in_flight.admit(&slot, class)))
+            thread::spawn(move || usize::from(in_flight.admit_stalled(&slot, class)))
         };
         let threads = [ask(0, one), ask(1, one), ask(2, other)];
         let [a, b, c] = threads.map(|thread| thread.join().unwrap());
@@ -177,8 +183,8 @@ fn a_share_in_which_the_first_has_no_place_is_caught() {
     mutant::assert_caught(test, &["share-counts-first"], "not one request of each waits");
 }
 
-/// A client asks a stalled volume one thing at a time: the next one when it has the answer, which
-/// another thread reads.
+/// A client that asks a stalled volume one thing at a time is never refused: its place is given
+/// back before the answer, which another thread reads.
 #[test]
 fn who_asks_one_at_a_time_is_never_refused() {
     model::check(|| {
@@ -186,8 +192,8 @@ fn who_asks_one_at_a_time_is_never_refused() {
         let ((first, reader), (second, _reader)) = (slot(), slot());
         in_flight.add(&first);
         in_flight.add(&second);
-        assert!(in_flight.admit(&first, volume));
-        in_flight.begin(&first, UNIQUE, 0, AbortPolicy::Always);
+        assert!(in_flight.admit_stalled(&first, volume));
+        in_flight.begin(&first, RequestKey::of(UNIQUE, AbortPolicy::Always));
         let server = thread::spawn(move || {
             let cancel_used = Cell::new(false);
             let _sent = Reply::new(&first, &cancel_used, UNIQUE).done();
@@ -195,7 +201,7 @@ fn who_asks_one_at_a_time_is_never_refused() {
         while answers(&reader).is_empty() {
             thread::yield_now();
         }
-        assert!(in_flight.admit(&second, volume), "refused beside its own answer");
+        assert!(in_flight.admit_stalled(&second, volume), "refused beside its own answer");
         server.join().unwrap();
     });
 }

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use sync::atomic::{AtomicBool, Ordering};
 
-use super::RequestSlot;
-use super::pending::Pending;
+use super::signals::Pending;
+use super::slot::RequestSlot;
 
 /// How often, and how long a request must have been in hand.
 pub(super) const PERIOD: Duration = Duration::from_secs(1);

@@ -11,8 +11,9 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
 };
 
-use super::{MountError, MountOptions};
-use crate::init::MAX_WRITE;
+use super::error::MountError;
+use super::options::MountOptions;
+use crate::protocol::init::MAX_WRITE;
 
 /// Names the inherited socket to the program.
 const COMM_ENV: &str = "_FUSE_COMMFD";

@@ -1,7 +1,7 @@
 //! A small loop device that a mount of type `fuseblk` can stand on.
 //!
-//! Its memory is a file without a name, or one that the daemon serves (module `served`); the kernel
-//! takes the device apart when its last user, the mounted file system, is gone.
+//! Its memory is a file without a name, or one that the daemon serves (module `sync_device`); the
+//! kernel takes the device apart when its last user, the mounted file system, is gone.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -1,8 +1,8 @@
 //! A file that the daemon serves, for a loop device to stand on.
 //!
 //! Purpose: the kernel's writes to the device come here, and the kernel waits for the answer;
-//! module `page` says what for. The file is in a FUSE mount of its own, which is at no path: only
-//! the loop device has it, and it goes with that. Tools show its path there for the device.
+//! module `sync_page` says what for. The file is in a FUSE mount of its own, which is at no path:
+//! only the loop device has it, and it goes with that. Tools show its path there for the device.
 //!
 //! The file has no content: a write is only heard, a read returns zeros. Nodes are numbered along
 //! its path: the root, the directories, the file.
@@ -18,13 +18,14 @@ use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use zerocopy::IntoBytes as _;
 
-use super::open_device;
-use crate::abi::{Attr, AttrOut, EntryOut, OpenOut, ROOT_ID, StatFsOut, WriteOut};
+use super::error::open_device;
 use crate::buffer::Buffer;
-use crate::decode::{self, Agreed, Op};
-use crate::dev::Dev;
-use crate::init::{Mode, Wishes};
-use crate::session::{agree, spawn};
+use crate::device::Dev;
+use crate::handshake::agree;
+use crate::protocol::abi::{Attr, AttrOut, EntryOut, OpenOut, ROOT_ID, StatFsOut, WriteOut};
+use crate::protocol::decode::{self, Agreed, Op};
+use crate::protocol::init::{Mode, Wishes};
+use crate::threads::spawn;
 
 /// Called for each write; returns the answer to the kernel.
 pub(crate) type OnWrite = Box<dyn Fn() -> Result<(), Errno> + Send + Sync>;

@@ -55,7 +55,8 @@ impl SyncTarget for Model {
     }
 }
 
-/// Two volumes, of which one stops answering while the mountpoint is synced.
+/// Who syncs a mountpoint is not held up by a volume that stalls meanwhile, and is told that its
+/// data is not durable; a store that hangs holds one thread.
 #[test]
 fn who_syncs_is_not_held_up_by_a_stall() {
     model::check(|| {
@@ -139,8 +140,8 @@ fn a_late_error_that_is_told_to_another_is_caught() {
     mutant::assert_caught(test, &["syncs-late-error-anybodys"], "somebody else's error was told");
 }
 
-/// A volume whose store does not answer is given up, beside a caller that syncs and one that comes
-/// later.
+/// Who syncs after a volume was given up hears nothing of it: its store does not answer, one syncs
+/// beside that, and one comes later.
 #[test]
 fn who_syncs_after_a_volume_was_given_up_hears_nothing_of_it() {
     model::check(|| {

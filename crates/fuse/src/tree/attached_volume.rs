@@ -192,7 +192,7 @@ impl SyncTarget for AttachedVolume {
     }
 
     fn skip_reason(&self) -> Option<Skipped> {
-        // ORDERING: SeqCst, as where it is set; see P1 of `syncs`.
+        // ORDERING: SeqCst, as where it is set; see P1 of `sync_all`.
         if self.is_aborted.load(Ordering::SeqCst) {
             return Some(Skipped::Aborted);
         }

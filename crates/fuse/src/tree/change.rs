@@ -4,110 +4,23 @@
 //! lock another thread keeps, because *its* volume's store hangs, holds up the changes in that
 //! directory only.
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mounts::{MountId, NewMount, SuperblockRef, Umount, VfsPath};
+use mounts::{SuperblockRef, Umount, VfsPath};
 use sync::atomic::Ordering;
-use sync::mutant::is_on;
 use volume::{NodeId, Volume};
 
 use super::attached_volume::{AttachedVolume, OnEnd};
-use super::clones::NamespaceView;
-use super::resolve::{Attachment, Dentry, NodePin, ResolvedPath};
-use super::wire::{self, NodeTag};
-use super::{MountNode, MountTree};
-use crate::dev::Dev;
-use crate::notify::{self, Invalidation};
-
-/// Why the tree was not changed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TreeError {
-    /// The path leads nowhere, or its volume failed.
-    #[error("{path}: {error}")]
-    Path {
-        /// As far as it was walked.
-        path: String,
-        /// The volume's words.
-        error: volume::Error,
-    },
-    /// A part of the path is not a directory.
-    #[error("{0} is not a directory")]
-    NotDirectory(String),
-    /// Paths here begin at the mountpoint, and have no `..`.
-    #[error("{0} is no path inside the mountpoint")]
-    BadPath(String),
-    /// The mountpoint itself can only be unmounted.
-    #[error("this is the mountpoint itself")]
-    IsRoot,
-    /// Nothing is attached there.
-    #[error("nothing is attached at {0}")]
-    NotAttached(String),
-    /// The error of the tree.
-    #[error(transparent)]
-    Tree(#[from] mounts::Error),
-    /// All numbers for mounts have been used.
-    #[error("this mount process has attached as many volumes as it can in its life")]
-    NoTags,
-    /// A node's number is too large for anything but the root volume.
-    #[error("the directory's number is too large to be shown in a second place")]
-    NodeTooLarge,
-}
-
-/// How to detach.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Detach {
-    /// Only if nothing is open there, and nothing attached.
-    Sync,
-    /// At once, with all that is attached below; the last close ends the volume.
-    Lazy,
-    /// At once, whatever is open; unwritten data is given up. Callers that wait for the volumes get
-    /// errors.
-    Force,
-}
-
-/// A volume that was attached.
-#[derive(Debug, Clone)]
-pub struct Attached {
-    pub(super) mount: MountId,
-    pub(super) volume: NodeTag,
-    pub(super) superblock: SuperblockRef,
-}
-
-impl Attached {
-    /// The volume's number among those of this session, the same for each place of it.
-    #[must_use]
-    pub fn volume(&self) -> u64 {
-        self.volume.number()
-    }
-
-    /// Whether a path leads to it: from where it was attached, or another place that shows it.
-    #[must_use]
-    pub fn is_seen(&self) -> bool {
-        self.superblock.mounts() > 0
-    }
-
-    /// Waits until nothing is open of its volume, or `until`; says whether nothing is. The kernel
-    /// reports a close a little after close(2).
-    #[must_use]
-    pub fn wait_closed(&self, until: Instant) -> bool {
-        self.superblock.wait_inactive(until)
-    }
-}
-
-/// Something that is attached.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AttachmentInfo {
-    /// Its mount.
-    pub mount: MountId,
-    /// Its volume's number, the same for each place of it; 0: of the root volume.
-    pub volume: u64,
-    /// Where, from the mountpoint on. None: a store cannot say.
-    pub path: Option<PathBuf>,
-}
+use super::mount_node::{Attachment, MountNode, NodePin};
+use super::mount_tree::MountTree;
+use super::namespace_view::NamespaceView;
+use super::registry::{cover, first, invalidate_mount, invalidate_name, uncover};
+use super::resolve::ResolvedPath;
+use super::types::{Attached, Detach, TreeError};
+use super::wire::NodeTag;
+use crate::device::Dev;
 
 impl MountTree {
     /// Attaches a volume to a directory; a process that looks there sees it when the call returns.
@@ -161,49 +74,6 @@ impl MountTree {
         self.register_copies(dev, &made);
         served.remove_mount(tag);
         Ok(Attached { mount: first(&made), volume: tag, superblock })
-    }
-
-    /// A mount may have left before it was known here.
-    pub(super) fn drop_if_unmounted(&self, dev: &Dev, mount: MountId) {
-        if !self.is_mounted(mount) {
-            let superblocks = self.drop_unmounted(dev, &[mount]);
-            debug_assert!(superblocks.len() <= 1);
-        }
-    }
-
-    /// Registers a new mount that shows `root`, under this name. Returns whether it was new.
-    pub(super) fn register(
-        &self,
-        (mount_node, root): (MountNode, NodePin),
-        on: (Arc<MountNode>, NodePin),
-        name: &Arc<Dentry>,
-    ) -> bool {
-        let mount_node = Arc::new(mount_node);
-        let (Some(mount), (on, covered)) = (mount_node.mount, on) else { return false };
-        let known = Arc::clone(&mount_node);
-        let unused = self.change(|state, snapshot| {
-            // The thread that cloned the namespace was faster.
-            if state.by_mount.contains_key(&mount) {
-                return Err((covered, root));
-            }
-            state.add_node(snapshot, Arc::clone(&mount_node));
-            state.by_mount.insert(mount, Arc::clone(&mount_node));
-            cover(&mut state.covered, (covered.served.tag, covered.node));
-            let name = Arc::clone(name);
-            state.attachments.insert(mount, Attachment { mount_node, on, covered, name, _root: root });
-            Ok(())
-        });
-        let is_new = unused.is_ok();
-        if is_new && !known.served.is_shown_through(known.tag) {
-            known.served.add_mount(known.tag);
-        }
-        is_new
-    }
-
-    pub(super) fn new_tag(&self) -> Result<NodeTag, TreeError> {
-        let mut state = self.state.lock();
-        state.last_tag = state.last_tag.next().ok_or(TreeError::NoTags)?;
-        Ok(state.last_tag)
     }
 
     /// Takes away what is attached at a path. On return no path leads there, for any process; and
@@ -271,57 +141,6 @@ impl MountTree {
     /// Whether the volume is still where it was attached, or moved to.
     pub(crate) fn is_attached(&self, attached: &Attached) -> bool {
         self.is_mounted(attached.mount)
-    }
-
-    fn is_mounted(&self, mount: MountId) -> bool {
-        let mount_node = self.mount_node(mount);
-        mount_node.is_some_and(|mount_node| mount_node.namespace.root_of(mount).is_some())
-    }
-
-    /// Mounts have left the namespace: requests and the kernel learn of it. Returns the superblocks
-    /// of these mounts.
-    pub(super) fn drop_unmounted(
-        &self,
-        dev: &Dev,
-        mounts: &[MountId],
-    ) -> Vec<(Arc<AttachedVolume>, SuperblockRef)> {
-        let gone = self.unregister(mounts);
-        gone.iter().for_each(|one| invalidate_mount(dev, one));
-        gone.iter()
-            .map(|one| (Arc::clone(&one.mount_node.served), one.mount_node.superblock.clone()))
-            .collect()
-    }
-
-    /// Mounts have left: requests do not find them any more.
-    pub(super) fn unregister(&self, mounts: &[MountId]) -> Vec<Attachment> {
-        let gone: Vec<Attachment> = self.change(|state, snapshot| {
-            let gone: Vec<Attachment> =
-                mounts.iter().filter_map(|mount| state.attachments.remove(mount)).collect();
-            for one in &gone {
-                // ORDERING: SeqCst, see `closed_dir`; Release would do for requests.
-                if !is_on("tree-left-unmarked") {
-                    one.mount_node.is_gone.store(true, Ordering::SeqCst);
-                }
-                if let Some(mount) = one.mount_node.mount {
-                    state.by_mount.remove(&mount);
-                }
-                uncover(&mut state.covered, one);
-                state.drop_node(snapshot, &one.mount_node);
-            }
-            gone
-        });
-        gone.iter().for_each(|one| one.mount_node.served.remove_mount(one.mount_node.tag));
-        gone
-    }
-
-    /// A volume has ended: nothing of it is known any more.
-    fn forget_volume(&self, volume: NodeTag) {
-        self.change(|state, snapshot| {
-            if is_on("tree-tag-used-again") {
-                state.last_tag = NodeTag::ROOT;
-            }
-            state.drop_volume(snapshot, volume);
-        });
     }
 
     /// Moves what is attached at a path to another directory, with all that is attached below.
@@ -409,44 +228,4 @@ impl MountTree {
 fn leaves_for_good(superblock: &SuperblockRef, gone: &[Attachment]) -> bool {
     let leaving = gone.iter().filter(|one| one.mount_node.superblock.is_same(superblock)).count();
     superblock.mounts() <= leaving
-}
-
-/// The mount that was asked for.
-pub(super) fn first(made: &[NewMount]) -> MountId {
-    made.first().expect("there is always the one that was asked for").mount
-}
-
-fn cover(covered: &mut HashMap<(NodeTag, NodeId), usize>, dir: (NodeTag, NodeId)) {
-    *covered.entry(dir).or_default() += 1;
-}
-
-fn uncover(covered: &mut HashMap<(NodeTag, NodeId), usize>, one: &Attachment) {
-    let dir = (one.covered.served.tag, one.covered.node);
-    if let Some(count) = covered.get_mut(&dir) {
-        *count -= 1;
-        if *count == 0 {
-            covered.remove(&dir);
-        }
-    }
-}
-
-/// Has the kernel forget what was attached.
-fn invalidate_mount(dev: &Dev, one: &Attachment) {
-    invalidate_name(dev, &one.name, wire::join(one.mount_node.tag, one.mount_node.root));
-}
-
-/// Has the kernel forget what is under this name; a mount's root that was there is removed for
-/// processes inside it.
-pub(super) fn invalidate_name(dev: &Dev, name: &Dentry, gone: Option<u64>) {
-    let (parent, name) = (store::ObjectId(name.wire), name.name.clone());
-    match gone {
-        None => notify::send(dev, &Invalidation::Entry { parent, name }),
-        Some(child) => {
-            let child = store::ObjectId(child);
-            notify::send(dev, &Invalidation::Delete { parent, child, name: name.clone() });
-            // Where the kernel refuses that, it still forgets the name.
-            notify::send(dev, &Invalidation::Entry { parent, name });
-            notify::send(dev, &Invalidation::Inode { id: child, offset: -1, len: 0 });
-        }
-    }
 }

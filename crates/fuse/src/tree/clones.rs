@@ -30,100 +30,37 @@
 //! | `NamespaceView::on_unused` | under its lock, a leaf; taken once | the caller of `when_unused` |
 
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::sync::Arc;
 
-use mounts::{Inode, MountId, Namespace, NewMount, Propagation, VfsPath};
-use sync::Mutex;
-use sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use mounts::{Inode, Namespace, NewMount, Propagation, VfsPath};
+use sync::atomic::Ordering;
 use volume::NodeId;
 
-use super::attached_volume::AttachedVolume;
-use super::change::{TreeError, invalidate_name};
-use super::resolve::{Attachment, Dentry, NodePin};
-use super::wire::{self, NodeTag};
-use super::{MountNode, MountTree};
-use crate::dev::Dev;
-use crate::mount::CLONE_PREFIX;
+use super::mount_node::MountNode;
+use super::mount_tree::MountTree;
+use super::namespace_view::NamespaceView;
+use super::types::TreeError;
+use super::wire::NodeTag;
+use crate::device::Dev;
+use crate::mount::show::PREFIX;
 use crate::notify::{self, Invalidation};
 
-/// Called once, when a clone has no user any more.
-pub(crate) type OnUnused = Box<dyn FnOnce() + Send>;
-
-/// A namespace and where the kernel shows it.
-pub(crate) struct NamespaceView {
-    pub(crate) namespace: Arc<Namespace>,
-    pub(crate) root: Arc<MountNode>,
-    /// The name in the root directory of the file system; empty for the first view.
-    pub(crate) name: OsString,
-    is_shown: AtomicBool,
-    lookups: AtomicU64,
-    /// None: no callback was set, or it was called.
-    on_unused: Mutex<Option<OnUnused>>,
-}
-
-impl fmt::Debug for NamespaceView {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NamespaceView").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-impl NamespaceView {
-    pub(super) fn new(namespace: Arc<Namespace>, root: Arc<MountNode>, name: OsString) -> Self {
-        let (is_shown, lookups) = (AtomicBool::new(true), AtomicU64::new(0));
-        Self { namespace, root, name, is_shown, lookups, on_unused: Mutex::default() }
-    }
-
-    /// Whether a mountpoint may still lead there.
-    pub(crate) fn is_shown(&self) -> bool {
-        // ORDERING: Relaxed, see `MountTree::release`.
-        self.is_shown.load(Ordering::Relaxed)
-    }
-
-    /// The kernel is about to learn of the root.
-    pub(crate) fn looked_up(&self) {
-        // ORDERING: AcqRel here and in `forgotten`: the thread that counts the last look-up down
-        // comes after all that counted up.
-        self.lookups.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// The kernel has dropped `n` look-ups of the root: if these were the last, the clone is not
-    /// used any more. Ending it may wait for stores, and is left to a thread of its own: this one
-    /// serves requests.
-    pub(crate) fn forgotten(&self, tree: &Arc<MountTree>, n: u64) {
-        // ORDERING: AcqRel, see `looked_up`.
-        if self.lookups.fetch_sub(n, Ordering::AcqRel) != n {
+impl MountTree {
+    /// The kernel has dropped `n` look-ups of a clone's root: if these were the last, the clone is
+    /// not used any more. Ending it may wait for stores, and is left to a thread of its own: this
+    /// one serves requests.
+    pub(crate) fn forget_clone_root(self: &Arc<Self>, view: &NamespaceView, n: u64) {
+        if !view.drop_lookups(n) {
             return;
         }
-        let told = self.on_unused.lock().take();
-        let (tree, name) = (Arc::clone(tree), self.name.clone());
-        let end = move || match told {
+        let (on_unused, tree, name) = (view.take_on_unused(), Arc::clone(self), view.name.clone());
+        let end = move || match on_unused {
             Some(on_unused) => on_unused(),
             None => tree.end_clone_named(&name),
         };
         if let Err(error) = std::thread::Builder::new().name("clone-end".to_owned()).spawn(end) {
             tracing::error!(%error, "a clone that nobody uses stays until the mountpoint ends");
         }
-    }
-
-    /// From now on, when the clone has no user any more, `on_unused` is called instead of ending
-    /// it.
-    pub(crate) fn when_unused(&self, on_unused: OnUnused) {
-        *self.on_unused.lock() = Some(on_unused);
-    }
-}
-
-impl super::Snapshot {
-    /// The clone whose root has this tag.
-    pub(crate) fn clone_of(&self, tag: NodeTag) -> Option<&Arc<NamespaceView>> {
-        self.clones.get(&tag)
-    }
-}
-
-impl MountTree {
-    /// The clone of this name.
-    pub(crate) fn clone_named(&self, name: &OsStr) -> Option<Arc<NamespaceView>> {
-        self.state.lock().snapshot.clones.values().find(|view| view.name == name).map(Arc::clone)
     }
 
     /// No mountpoint leads to a clone any more: it ends when its last user is gone.
@@ -161,7 +98,7 @@ impl MountTree {
         let mount = namespace.root().ok_or(mounts::Error::NotHere)?;
         let volume = (Arc::clone(&self.root), self.first.root.superblock.clone());
         let root = Arc::new(MountNode::of_mount(tag, (mount, NodeId::ROOT), volume, &namespace));
-        let name = OsString::from(format!("{CLONE_PREFIX}{}", tag.number()));
+        let name = OsString::from(format!("{PREFIX}{}", tag.number()));
         let view = Arc::new(NamespaceView::new(Arc::clone(&namespace), Arc::clone(&root), name));
         self.root.add_mount(tag);
         self.change(|state, snapshot| {
@@ -182,71 +119,6 @@ impl MountTree {
             }
             if !is_new {
                 return Ok(view);
-            }
-        }
-    }
-
-    /// Registers a mount that came to be with another one: in a clone, or by propagation. None:
-    /// there is nothing to register (any more).
-    pub(super) fn register_copy(&self, made: NewMount) -> Result<Option<Arc<Dentry>>, TreeError> {
-        let found = {
-            let state = self.state.lock();
-            let by_mount = &state.by_mount;
-            // A clone that is just being made registers its mounts when it knows the mount below.
-            let Some(on) = by_mount.get(&made.on.mount).filter(|_| !by_mount.contains_key(&made.mount))
-            else {
-                return Ok(None);
-            };
-            let node = store::ObjectId(made.on.inode.0);
-            let known = on
-                .namespace
-                .superblock(made.mount)
-                .zip(on.namespace.root_of(made.mount))
-                .and_then(|(superblock, root)| Some((self.volume_of(&state, &superblock)?, root)));
-            let Some((volume, root)) = known else { return Ok(None) };
-            let name = named(&state.attachments, on, node);
-            (Arc::clone(on), node, volume, store::ObjectId(root.0), name)
-        };
-        let (on, node, volume, root, name) = found;
-        let failed = |error| TreeError::Path { path: String::new(), error };
-        let name = match name {
-            Some(Named::As(name)) => name,
-            Some(Named::In { served, dir, name }) => {
-                let wire = wire::join(on.tag, dir).ok_or(TreeError::NodeTooLarge)?;
-                let dir = NodePin::beside(&served, dir).map_err(failed)?;
-                Arc::new(Dentry { dir, wire, name })
-            }
-            None => return Ok(None),
-        };
-        let covered = NodePin::beside(&on.served, node).map_err(failed)?;
-        let shown = NodePin::beside(&volume.0, root).map_err(failed)?;
-        let tag = self.new_tag()?;
-        let namespace = Arc::clone(&on.namespace);
-        let mount_node = MountNode::of_mount(tag, (made.mount, root), volume, &namespace);
-        Ok(self.register((mount_node, shown), (on, covered), &name).then_some(name))
-    }
-
-    /// The volume of a superblock that is attached.
-    fn volume_of(
-        &self,
-        state: &super::State,
-        superblock: &mounts::SuperblockRef,
-    ) -> Option<(Arc<AttachedVolume>, mounts::SuperblockRef)> {
-        let first = &self.first.root;
-        let found = if first.superblock.is_same(superblock) { first } else { state.volume_of(superblock)? };
-        Some((Arc::clone(&found.served), found.superblock.clone()))
-    }
-
-    /// Registers mounts that came by propagation with another one, and notifies the kernel of them.
-    pub(super) fn register_copies(&self, dev: &Dev, made: &[NewMount]) {
-        for &copy in made.get(1..).unwrap_or_default() {
-            match self.register_copy(copy) {
-                Ok(Some(name)) => {
-                    invalidate_name(dev, &name, None);
-                    self.drop_if_unmounted(dev, copy.mount);
-                }
-                Ok(None) => {}
-                Err(error) => tracing::error!(%error, "what was attached is not seen in a clone"),
             }
         }
     }
@@ -301,34 +173,4 @@ impl MountTree {
         });
         self.root.remove_mount(view.root.tag);
     }
-
-    /// All clones.
-    pub(super) fn clones(&self) -> Vec<Arc<NamespaceView>> {
-        self.state.lock().snapshot.clones.values().map(Arc::clone).collect()
-    }
-}
-
-/// The name of a covered directory.
-enum Named {
-    /// That of the mount whose root it is.
-    As(Arc<Dentry>),
-    /// A name in a directory of its volume.
-    In { served: Arc<AttachedVolume>, dir: NodeId, name: OsString },
-}
-
-/// The name of a directory that something is mounted on, in any namespace.
-fn named(
-    attachments: &std::collections::HashMap<MountId, Attachment>,
-    on: &Arc<MountNode>,
-    node: NodeId,
-) -> Option<Named> {
-    if node == on.root {
-        return attachments.get(&on.mount?).map(|below| Named::As(Arc::clone(&below.name)));
-    }
-    let same = |at: &&Attachment| {
-        at.covered.node == node && at.covered.served.tag == on.served.tag && at.on.root != node
-    };
-    let at = attachments.values().find(same)?;
-    let (dir, name) = (at.name.dir.node, at.name.name.clone());
-    Some(Named::In { served: Arc::clone(&at.name.dir.served), dir, name })
 }

@@ -2,9 +2,9 @@
 //!
 //! A volume that was detached while something of it was open is in no place and goes on. Attached
 //! again it is the same volume: its open files, its cache and its errors are seen through the new
-//! place. The lock of its superblock ([`mounts::SuperblockRef`]) decides whether it still goes on: either a
-//! mount of it is made before the last hold is dropped, or it has ended and cannot be attached any
-//! more.
+//! place. The lock of its superblock ([`mounts::SuperblockRef`]) decides whether it still goes on:
+//! either a mount of it is made before the last hold is dropped, or it has ended and cannot be
+//! attached any more.
 //!
 //! A place that was found is kept as an [`Attached`]: later operations on it act on that mount,
 //! whatever else has been attached under the same path meanwhile.
@@ -12,15 +12,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use mounts::{Umount, VfsPath};
+use mounts::VfsPath;
 use volume::NodeId;
 
-use super::change::{Attached, Detach, TreeError, first, invalidate_name};
-use super::clones::NamespaceView;
-use super::resolve::NodePin;
+use super::mount_node::{MountNode, NodePin};
+use super::mount_tree::MountTree;
+use super::namespace_view::NamespaceView;
+use super::registry::{first, invalidate_name};
+use super::types::{Attached, Detach, TreeError};
 use super::wire::NodeTag;
-use super::{MountNode, MountTree};
-use crate::dev::Dev;
+use crate::device::Dev;
 
 impl MountTree {
     /// Attaches a volume of this session to one more directory; every process that looks there sees
@@ -105,16 +106,6 @@ impl MountTree {
         match self.umount(dev, &mount_node.namespace, place, how.flags(), &mut on_abort) {
             Err(TreeError::Tree(mounts::Error::NotHere)) => Err(gone()),
             result => result,
-        }
-    }
-}
-
-impl Detach {
-    pub(super) fn flags(self) -> Umount {
-        match self {
-            Self::Sync => Umount::empty(),
-            Self::Lazy => Umount::DETACH,
-            Self::Force => Umount::DETACH | Umount::FORCE,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! From paths to nodes, and from nodes to paths.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,67 +8,11 @@ use mounts::{Inode, MountId, VfsPath};
 use store::FileType;
 use volume::NodeId;
 
-use super::attached_volume::AttachedVolume;
-use super::change::{Attached, AttachmentInfo, TreeError};
-use super::clones::NamespaceView;
+use super::mount_node::{Attachment, Dentry, MountNode, NodePin};
+use super::mount_tree::MountTree;
+use super::namespace_view::NamespaceView;
+use super::types::{Attached, AttachmentInfo, TreeError};
 use super::wire::{self, NodeTag};
-use super::{MountNode, MountTree};
-
-/// A node, with a look-up of ours on it: its number stays.
-#[derive(Debug)]
-pub(super) struct NodePin {
-    pub(super) served: Arc<AttachedVolume>,
-    pub(super) node: NodeId,
-}
-
-impl NodePin {
-    /// A volume's root, which is known without a look-up.
-    pub(super) fn root_of(served: &Arc<AttachedVolume>) -> Self {
-        Self { served: Arc::clone(served), node: NodeId::ROOT }
-    }
-
-    /// A reference to a node on which another holder has a look-up.
-    pub(super) fn beside(served: &Arc<AttachedVolume>, node: NodeId) -> Result<Self, volume::Error> {
-        let _asked = served.enter().ok_or(volume::Error::Released)?;
-        if node != NodeId::ROOT {
-            served.volume.look_up_again(node)?;
-        }
-        Ok(Self { served: Arc::clone(served), node })
-    }
-}
-
-impl Drop for NodePin {
-    fn drop(&mut self) {
-        // The root is known without a look-up.
-        if self.node != NodeId::ROOT
-            && let Some(_asked) = self.served.enter()
-        {
-            self.served.volume.forget(self.node, 1);
-        }
-    }
-}
-
-/// A name in a directory, as the kernel knows it.
-#[derive(Debug)]
-pub(super) struct Dentry {
-    /// Kept so that the kernel's number for it stays the same.
-    pub(super) dir: NodePin,
-    pub(super) wire: u64,
-    pub(super) name: OsString,
-}
-
-/// Where a mount is.
-#[derive(Debug)]
-pub(super) struct Attachment {
-    pub(super) mount_node: Arc<MountNode>,
-    /// The mount that it is on.
-    pub(super) on: Arc<MountNode>,
-    pub(super) covered: NodePin,
-    pub(super) name: Arc<Dentry>,
-    /// The directory that the mount shows. This look-up keeps it known to its volume: the kernel
-    /// may give all of its own look-ups back, and look the mount up by name afterwards.
-    pub(super) _root: NodePin,
-}
 
 /// The end of a path.
 pub(super) struct ResolvedPath {

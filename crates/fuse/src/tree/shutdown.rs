@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use sync::{Condvar, Mutex};
 
-use super::MountTree;
 use super::attached_volume::AttachedVolume;
+use super::mount_tree::MountTree;
 
 /// Volumes that are ended at the same time, beside those whose stores hang; and the stacks of the
 /// threads for that.

@@ -46,11 +46,17 @@ pub struct Mounted {
 type Wrap = Box<dyn FnOnce(Arc<dyn Store>) -> Arc<dyn Store>>;
 
 /// How tests talk to the kernel unless they say so themselves: `WATERTIGHT_TEST_URING` says `on`
-/// (where it cannot be had, tests fail) or `off`; without it they take what they get.
+/// (where it cannot be had, tests fail) or `off`; without it they
+/// take it where the kernel has it and they may turn its switch on.
 pub fn uring() -> Uring {
     match std::env::var("WATERTIGHT_TEST_URING").as_deref() {
         Ok("on") => Uring::On,
         Ok("off") => Uring::Off,
+        _ if Path::new("/sys/module/fuse/parameters/enable_uring").exists()
+            && rustix::process::geteuid().is_root() =>
+        {
+            Uring::On
+        }
         _ => Uring::Auto,
     }
 }

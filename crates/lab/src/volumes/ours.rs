@@ -12,6 +12,8 @@ const PROGRAM: &str = "watertight";
 /// The bound of its cache: more than a client's file, so that not only the store's speed is
 /// measured; less than the data written in a run.
 const CACHE: &str = "cache=1G";
+/// The kernel's switch for FUSE over io_uring; kernels without it have none.
+const URING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
 /// Finds the program, or fails with the reason. Under cargo it is built first, so that it is never
 /// an older one than this lab.
@@ -57,12 +59,13 @@ pub(crate) fn targets(
     program: &Result<PathBuf, String>,
     dirs: &RunDirs,
 ) -> [Target; 2] {
+    let uring = if Path::new(URING_SWITCH).exists() { ",uring=on" } else { "" };
     let (options, note) = match variant {
         "writethrough" => {
             (format!("{CACHE},mode=write-through,uring=off"), "write-through, plain readers: no io_uring")
         }
-        "writeback" => (format!("{CACHE},mode=kernel-writeback"), "kernel write-back"),
-        _ => (CACHE.to_owned(), ""),
+        "writeback" => (format!("{CACHE},mode=kernel-writeback{uring}"), "kernel write-back"),
+        _ => (format!("{CACHE}{uring}"), ""),
     };
     [false, true].map(|in_memory| {
         let store = if in_memory { "store=mem" } else { "store=dir" };

@@ -26,6 +26,7 @@ fn release(volume: &Volume, (id, handle): (NodeId, HandleId)) {
     volume.forget(id, 1);
 }
 
+/// What is let go of while the store does not answer is seen to, and before the store is free.
 #[test]
 fn all_that_was_let_go_of_is_seen_to_before_the_store_is_free() {
     model::check(|| {

@@ -29,6 +29,7 @@ fn two_look() {
     assert!(!stall.is_reported(), "it is not under way any more");
 }
 
+/// A call that the store does not answer is told of once, whoever looks.
 #[test]
 fn a_call_is_told_of_once_by_whoever_looks() {
     model::check(two_look);

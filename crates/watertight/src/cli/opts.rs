@@ -116,7 +116,7 @@ pub const VALID: &[(&str, &str)] = &[
         "threads=N",
         "requests that may be under way, each with a thread [by memory and descriptors, 256 to 1024]",
     ),
-    ("uring=WHEN", "talk to the kernel over io_uring: auto [default], on, off"),
+    ("uring=WHEN", "talk to the kernel over io_uring: auto [default] where the host's switch is on, on, off"),
     ("dirty_after=TIME", "write data back when it is this old [5s]"),
     ("dirty_max=SIZE", "each cgroup's bound on data that is not on the store [its share of the cache]"),
     ("flush_on_close", "close(2) waits until the store has the file's data, and reports errors"),

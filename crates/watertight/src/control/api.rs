@@ -21,7 +21,7 @@ use crate::term::units;
 pub use attach::{AttachReply, AttachRequest, DetachReply, DetachRequest, MoveReply, MoveRequest};
 pub use clone::{CloneReply, CloneRequest, CloneStatus, LeaveReply, LeaveRequest, Propagation};
 pub use ended::{Ended, FILES_NAMED_MAX, FileError, Unwritten};
-pub use state::{How, State};
+pub use state::{State, UmountKind};
 
 pub use crate::host::process::Process;
 
@@ -299,7 +299,7 @@ pub struct LimitRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UmountRequest {
     /// How.
-    pub how: How,
+    pub how: UmountKind,
 }
 
 /// The answer to `POST /v1/umount`.

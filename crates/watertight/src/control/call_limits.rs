@@ -34,7 +34,7 @@ use super::connections::{Caller, Socket, descriptors_max};
 
 /// The event that a call waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum CallKind {
     /// Events of the volume.
     Events,
     /// The volume's end.
@@ -182,21 +182,21 @@ impl CallLimits {
     /// Who holds all permits.
     pub(super) fn admit(
         &self,
-        kind: Kind,
+        kind: CallKind,
         socket: Socket,
         caller: Caller,
         cgroup: String,
     ) -> Result<CallPermit, String> {
         let of_kind = &self.kinds[kind as usize];
         let bounds = of_kind.bounds;
-        let at = (kind == Kind::Events).then_some(socket);
+        let at = (kind == CallKind::Events).then_some(socket);
         let mut callers = Vec::with_capacity(5);
         let mut take = |tables: &PermitTable, scope: Scope, bound: Bound| {
             let words = scope.words();
             let permits = tables.of(scope, bound);
             let permit = Arc::clone(&permits.callers).try_acquire_owned();
             let permit = permit.map_err(|_| match kind {
-                Kind::Events => format!("{} callers{words} listen to events already", bound.callers),
+                CallKind::Events => format!("{} callers{words} listen to events already", bound.callers),
                 _ => format!("{} such calls{words} are under way already", bound.callers),
             })?;
             callers.push((Arc::clone(&permits), permit));
@@ -205,7 +205,7 @@ impl CallLimits {
         take(&of_kind.tables, Scope::Process(at, caller.pid), bounds.process)?;
         let of_cgroup = take(&of_kind.tables, Scope::Cgroup(at, cgroup), bounds.cgroup)?;
         let of_user = take(&of_kind.tables, Scope::User(at, caller.uid), bounds.user)?;
-        if kind == Kind::Events {
+        if kind == CallKind::Events {
             let bound = Bound { callers: self.listeners_of_user_max.max(1), threads: 0 };
             take(&self.listeners, Scope::User(None, caller.uid), bound)?;
         }
@@ -273,7 +273,7 @@ mod tests {
 
     fn admit(
         call_limits: &CallLimits,
-        kind: Kind,
+        kind: CallKind,
         (pid, uid): (u32, u32),
         cgroup: &str,
     ) -> Result<CallPermit, String> {
@@ -283,8 +283,8 @@ mod tests {
     #[test]
     fn a_cgroup_takes_no_place_and_no_thread_from_another() {
         let call_limits = CallLimits::default();
-        let bounds = BOUNDS[Kind::Sync as usize];
-        let slow = |n: usize| admit(&call_limits, Kind::Sync, (number(n), OWNER), "slow");
+        let bounds = BOUNDS[CallKind::Sync as usize];
+        let slow = |n: usize| admit(&call_limits, CallKind::Sync, (number(n), OWNER), "slow");
         let mut threads = Vec::new();
         for n in 0..bounds.cgroup.callers {
             let permit = slow(n).unwrap();
@@ -301,8 +301,8 @@ mod tests {
             (bounds.cgroup.threads..bounds.cgroup.callers).map(|n| slow(n).unwrap()).collect();
         let refused = slow(1000).unwrap_err();
         assert!(refused.contains("of this cgroup"), "{refused}");
-        assert!(at_once(admit(&call_limits, Kind::Sync, (1, OWNER), "other").unwrap()).is_some());
-        assert!(at_once(admit(&call_limits, Kind::Umount, (1, OWNER), "slow").unwrap()).is_some());
+        assert!(at_once(admit(&call_limits, CallKind::Sync, (1, OWNER), "other").unwrap()).is_some());
+        assert!(at_once(admit(&call_limits, CallKind::Umount, (1, OWNER), "slow").unwrap()).is_some());
         // A caller that leaves lets the next one go on.
         threads.pop();
         assert!(at_once(kept.into_iter().next().unwrap()).is_some());
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn neither_does_a_process_nor_a_user() {
-        for kind in [Kind::Events, Kind::Wait, Kind::Sync, Kind::Umount] {
+        for kind in [CallKind::Events, CallKind::Wait, CallKind::Sync, CallKind::Umount] {
             let call_limits = CallLimits::default();
             let bounds = BOUNDS[kind as usize];
             // A cgroup for each caller: an owner may make as many as it likes.
@@ -337,7 +337,7 @@ mod tests {
         let call_limits = CallLimits { listeners_of_user_max: 300, ..CallLimits::default() };
         let listen = |socket: u64, n: usize, uid: u32| {
             let caller = Caller { pid: number(n), uid };
-            call_limits.admit(Kind::Events, Socket(socket), caller, String::new())
+            call_limits.admit(CallKind::Events, Socket(socket), caller, String::new())
         };
         let held: Vec<CallPermit> = (0..192).map(|n| listen(1, n, OWNER).unwrap()).collect();
         assert!(listen(1, 500, OWNER).is_err());
@@ -351,12 +351,12 @@ mod tests {
     #[test]
     fn all_together_are_bounded_and_forgotten() {
         let call_limits = CallLimits::default();
-        let bounds = BOUNDS[Kind::Wait as usize];
-        let wait = |n: usize| admit(&call_limits, Kind::Wait, (number(n), number(n % 2)), &n.to_string());
+        let bounds = BOUNDS[CallKind::Wait as usize];
+        let wait = |n: usize| admit(&call_limits, CallKind::Wait, (number(n), number(n % 2)), &n.to_string());
         let held: Vec<CallPermit> = (0..bounds.all.callers).map(|n| wait(n).unwrap()).collect();
         assert!(wait(bounds.all.callers).unwrap_err().starts_with("256 such calls are"));
         drop(held);
         assert!(wait(0).is_ok());
-        assert_eq!(call_limits.kinds[Kind::Wait as usize].tables.0.lock().len(), 4);
+        assert_eq!(call_limits.kinds[CallKind::Wait as usize].tables.0.lock().len(), 4);
     }
 }

@@ -38,13 +38,13 @@ pub struct Event {
     pub volume: VolumeId,
     /// The event.
     #[serde(flatten)]
-    pub what: What,
+    pub what: EventKind,
 }
 
 /// An event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum What {
+pub enum EventKind {
     /// The volume's life went on.
     Life {
         /// Where it is now.
@@ -150,7 +150,7 @@ impl From<of_volume::Life> for Life {
     }
 }
 
-impl From<&of_volume::What> for What {
+impl From<&of_volume::What> for EventKind {
     fn from(what: &of_volume::What) -> Self {
         let text = |path: &std::path::PathBuf| Name::of(path);
         match what {
@@ -235,9 +235,9 @@ impl Stream {
                 Read::Entry { number, value } => {
                     let since = value.at.duration_since(UNIX_EPOCH).unwrap_or_default();
                     let ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-                    (number, ms, What::from(&value.what))
+                    (number, ms, EventKind::from(&value.what))
                 }
-                Read::Lost(lost) => (self.reader.seen(), now_ms(), What::Gap { lost }),
+                Read::Lost(lost) => (self.reader.seen(), now_ms(), EventKind::Gap { lost }),
                 Read::Nothing => return (lines, self.more.is_none()),
                 Read::End => return (lines, true),
             };

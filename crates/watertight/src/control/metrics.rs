@@ -17,7 +17,7 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The kind of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// It goes up and down.
     Gauge,
     /// It only grows while its process lives.
@@ -25,11 +25,11 @@ pub enum Kind {
 }
 
 /// One figure that each volume has: name, kind, meaning, how to get it.
-type Figure = (&'static str, Kind, &'static str, fn(&Status) -> u64);
+type Figure = (&'static str, MetricKind, &'static str, fn(&Status) -> u64);
 
 /// The figures without labels of their own.
 const FIGURES: [Figure; 27] = {
-    use Kind::{Counter, Gauge};
+    use MetricKind::{Counter, Gauge};
     [
         ("read_only", Gauge, "1 where nothing can be changed.", |v| v.read_only.into()),
         ("dirty_bytes", Gauge, "Written by programs and not on the store.", |v| v.dirty_bytes),
@@ -84,10 +84,10 @@ const FIGURES: [Figure; 27] = {
 };
 
 /// One figure that each cgroup has of each volume.
-type CgroupFigure = (&'static str, Kind, &'static str, fn(&Cgroup) -> u64);
+type CgroupFigure = (&'static str, MetricKind, &'static str, fn(&Cgroup) -> u64);
 
 const CGROUP_FIGURES: [CgroupFigure; 6] = {
-    use Kind::{Counter, Gauge};
+    use MetricKind::{Counter, Gauge};
     [
         ("cgroup_inodes", Gauge, "Inodes that the cgroup owns.", |c| c.owned_inodes),
         ("cgroup_dirty_bytes", Gauge, "The same as cgroup_to_write_bytes.", |c| c.dirty_bytes),
@@ -106,14 +106,14 @@ const CGROUP_FIGURES: [CgroupFigure; 6] = {
 
 /// Which volume a sample is of.
 #[derive(Debug, Clone, Copy)]
-pub struct Of<'a> {
+pub struct VolumeLabels<'a> {
     /// The id.
     pub id: &'a VolumeId,
     /// Where it is or was mounted.
     pub mountpoint: &'a str,
 }
 
-impl<'a> From<&'a Status> for Of<'a> {
+impl<'a> From<&'a Status> for VolumeLabels<'a> {
     fn from(volume: &'a Status) -> Self {
         Self { id: &volume.id, mountpoint: volume.mountpoint.as_str() }
     }
@@ -123,7 +123,7 @@ impl<'a> From<&'a Status> for Of<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct Down<'a> {
     /// The volume.
-    pub of: Of<'a>,
+    pub of: VolumeLabels<'a>,
     /// How it ended; none where that is not known: it does not answer, or was killed.
     pub state: Option<State>,
 }
@@ -134,7 +134,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
     let mut page = Page::default();
     page.family(
         "up",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "0 where the mount process does not answer, was killed, or ended with data that was not written.",
     );
     for v in volumes {
@@ -143,7 +143,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
     for v in down {
         page.sample_of(v.of, &[], 0);
     }
-    page.family("info", Kind::Gauge, "What a volume is; always 1.");
+    page.family("info", MetricKind::Gauge, "What a volume is; always 1.");
     for v in volumes {
         let labels = [
             ("source", v.source.as_str()),
@@ -153,34 +153,34 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
         ];
         page.sample(v, &labels, 1);
     }
-    page.family("state", Kind::Gauge, "1 for the state that the volume is in, 0 for the others.");
+    page.family("state", MetricKind::Gauge, "1 for the state that the volume is in, 0 for the others.");
     for v in volumes {
-        page.states(Of::from(*v), v.state);
+        page.states(VolumeLabels::from(*v), v.state);
     }
     for v in down {
         if let Some(state) = v.state {
             page.states(v.of, state);
         }
     }
-    page.family("start_time_seconds", Kind::Gauge, "When it was mounted, since the epoch.");
+    page.family("start_time_seconds", MetricKind::Gauge, "When it was mounted, since the epoch.");
     for v in volumes {
         page.sample(v, &[], Seconds(v.started_ms));
     }
     page.family(
         "stalled_seconds",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "For how long the store has not answered a call; 0 while it answers.",
     );
     for v in volumes {
         page.sample(v, &[], Seconds(v.stalled.as_ref().map_or(0, |stalled| stalled.for_ms)));
     }
-    page.family("requests_total", Kind::Counter, "Requests of the kernel, by kind.");
+    page.family("requests_total", MetricKind::Counter, "Requests of the kernel, by kind.");
     for v in volumes {
         for (kind, n) in &v.requests.by_kind {
             page.sample(v, &[("kind", kind)], n);
         }
     }
-    page.family("switch_drain_seconds_total", Kind::Counter, "What these waits took.");
+    page.family("switch_drain_seconds_total", MetricKind::Counter, "What these waits took.");
     for v in volumes {
         page.sample(v, &[], Micros(v.drain_us));
     }
@@ -198,7 +198,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
     }
     page.family(
         "cgroup_limit",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "What the cgroup may do: bytes or operations a second; dirty_max: bytes.",
     );
     for v in volumes {
@@ -210,7 +210,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
     }
     page.family(
         "cgroup_owed_bytes",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "Written ahead of the cgroup's limits, because somebody else waited for it.",
     );
     for v in volumes {
@@ -233,13 +233,13 @@ pub fn page_of_missing(missing: &[Missing]) -> String {
     let mut page = Page::default();
     page.family(
         "missing_volumes",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "Volumes of the files of `watertight serve` that are not mounted.",
     );
     page.line(format_args!("watertight_missing_volumes {}", missing.len()));
     page.family(
         "missing",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "1 for a volume that `watertight serve` is to mount and that is not mounted.",
     );
     for Missing { mountpoint, source, .. } in missing {
@@ -287,10 +287,10 @@ struct Page {
 }
 
 impl Page {
-    fn family(&mut self, name: &'static str, kind: Kind, help: &str) {
+    fn family(&mut self, name: &'static str, kind: MetricKind, help: &str) {
         let kind = match kind {
-            Kind::Gauge => "gauge",
-            Kind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Counter => "counter",
         };
         self.family = name;
         self.line(format_args!("# HELP watertight_{name} {help}"));
@@ -301,13 +301,13 @@ impl Page {
         self.sample_of(volume.into(), labels, value);
     }
 
-    fn states(&mut self, volume: Of<'_>, this: State) {
+    fn states(&mut self, volume: VolumeLabels<'_>, this: State) {
         for state in State::ALL {
             self.sample_of(volume, &[("state", &state.to_string())], u8::from(state == this));
         }
     }
 
-    fn sample_of(&mut self, volume: Of<'_>, labels: &[(&str, &str)], value: impl Display) {
+    fn sample_of(&mut self, volume: VolumeLabels<'_>, labels: &[(&str, &str)], value: impl Display) {
         let own = [("volume", volume.id.as_str()), ("mountpoint", volume.mountpoint)];
         let labels: Vec<String> =
             own.iter().chain(labels).map(|(name, value)| format!("{name}=\"{}\"", escape(value))).collect();
@@ -342,8 +342,8 @@ mod tests {
     #[test]
     fn a_sample_is_written_as_the_format_has_it() {
         let mut page = Page::default();
-        page.family("x_seconds", Kind::Gauge, "What it is.");
-        let of = Of { id: &"1f".parse().unwrap(), mountpoint: "/a\"b\\c\nd" };
+        page.family("x_seconds", MetricKind::Gauge, "What it is.");
+        let of = VolumeLabels { id: &"1f".parse().unwrap(), mountpoint: "/a\"b\\c\nd" };
         page.sample_of(of, &[("kind", "é")], Seconds(1_700_000_000_045));
         assert_eq!(
             page.text,
@@ -356,14 +356,15 @@ mod tests {
     #[test]
     fn counters_and_only_they_end_in_total() {
         for (name, kind, ..) in FIGURES {
-            assert_eq!(name.ends_with("_total"), kind == Kind::Counter, "{name}");
+            assert_eq!(name.ends_with("_total"), kind == MetricKind::Counter, "{name}");
         }
     }
 
     #[test]
     fn a_volume_that_is_down_is_told_of() {
-        let down =
-            |state| page(&[], &[Down { of: Of { id: &"1f".parse().unwrap(), mountpoint: "/m" }, state }]);
+        let down = |state| {
+            page(&[], &[Down { of: VolumeLabels { id: &"1f".parse().unwrap(), mountpoint: "/m" }, state }])
+        };
         // It does not answer, or was killed: its state is not known.
         let unknown = down(None);
         assert!(unknown.contains("\nwatertight_up{volume=\"1f\",mountpoint=\"/m\"} 0\n"), "{unknown}");

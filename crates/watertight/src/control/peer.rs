@@ -6,7 +6,7 @@ use std::time::Duration;
 use sync::Mutex;
 use tokio::sync::watch;
 
-use super::call_limits::{CallLimits, CallPermit, Kind};
+use super::call_limits::{CallKind, CallLimits, CallPermit};
 use super::connections::{Caller, EXCHANGE_MAX, Socket, Waiting};
 use super::service::Service;
 
@@ -58,7 +58,7 @@ impl Peer {
     ///
     /// # Errors
     /// Whose permits are used up.
-    pub(super) fn enter(&self, kind: Kind) -> Result<Arc<CallPermit>, String> {
+    pub(super) fn enter(&self, kind: CallKind) -> Result<Arc<CallPermit>, String> {
         // As the kernel shows it, whichever tree the volume uses; callers that have ended, or are
         // not visible from here, share one cgroup.
         let cgroup = std::fs::read_to_string(format!("/proc/{}/cgroup", self.caller.pid)).unwrap_or_default();

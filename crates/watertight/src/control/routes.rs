@@ -11,8 +11,8 @@ use hyper::{Method, Request, Response, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::api::{ErrorReply, How, LeaveRequest, LimitRequest, UmountRequest, WaitReply};
-use super::call_limits::Kind;
+use super::api::{ErrorReply, LeaveRequest, LimitRequest, UmountKind, UmountRequest, WaitReply};
+use super::call_limits::CallKind;
 use super::events::{Stream, Wish};
 use super::metrics;
 use super::peer::{Peer, READ_TIMEOUT};
@@ -125,7 +125,7 @@ pub(super) async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Resul
             }
         }
         Call::Events => events(request.uri().query(), &peer),
-        Call::Wait => match peer.enter(Kind::Wait) {
+        Call::Wait => match peer.enter(CallKind::Wait) {
             Ok(_permit) => {
                 let reply = wait(request.uri().query(), &*service).await;
                 peer.expect_reader();
@@ -141,19 +141,25 @@ pub(super) async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Resul
         Call::Sync => {
             let pid = peer.caller.pid;
             let by = (pid != 0 && request.uri().query() != Some("all=1")).then_some(pid);
-            let kind = if by.is_some() { Kind::Sync } else { Kind::SyncAll };
+            let kind = if by.is_some() { CallKind::Sync } else { CallKind::SyncAll };
             blocking(&peer, kind, move || service.sync(by)).await
         }
         Call::Umount => {
-            let kind = |body: &UmountRequest| if body.how == How::Force { Kind::Force } else { Kind::Umount };
+            let kind = |body: &UmountRequest| {
+                if body.how == UmountKind::Force { CallKind::Force } else { CallKind::Umount }
+            };
             with_body(request, &peer, kind, move |body| service.umount(body)).await
         }
-        Call::Attach => with_body(request, &peer, |_| Kind::Tree, move |body| service.attach(body)).await,
-        Call::Detach => with_body(request, &peer, |_| Kind::Tree, move |body| service.detach(body)).await,
-        Call::Move => with_body(request, &peer, |_| Kind::Tree, move |body| service.move_to(body)).await,
-        Call::Clone => with_body(request, &peer, |_| Kind::Tree, move |body| service.clone_to(body)).await,
+        Call::Attach => with_body(request, &peer, |_| CallKind::Tree, move |body| service.attach(body)).await,
+        Call::Detach => with_body(request, &peer, |_| CallKind::Tree, move |body| service.detach(body)).await,
+        Call::Move => with_body(request, &peer, |_| CallKind::Tree, move |body| service.move_to(body)).await,
+        Call::Clone => {
+            with_body(request, &peer, |_| CallKind::Tree, move |body| service.clone_to(body)).await
+        }
         Call::Leave => {
-            let kind = |body: &LeaveRequest| if body.how == How::Force { Kind::Force } else { Kind::Umount };
+            let kind = |body: &LeaveRequest| {
+                if body.how == UmountKind::Force { CallKind::Force } else { CallKind::Umount }
+            };
             with_body(request, &peer, kind, move |body| service.leave(body)).await
         }
     })
@@ -164,7 +170,7 @@ fn events(query: Option<&str>, peer: &Peer) -> Reply {
         Ok(wish) => wish,
         Err(error) => return refuse(StatusCode::BAD_REQUEST, error),
     };
-    if let Err(full) = peer.enter(Kind::Events) {
+    if let Err(full) = peer.enter(CallKind::Events) {
         return refuse(StatusCode::SERVICE_UNAVAILABLE, full);
     }
     let stream = match Stream::new(peer.service.status().id, &peer.service.events(), wish) {
@@ -193,7 +199,7 @@ async fn wait(query: Option<&str>, service: &dyn Service) -> Reply {
 
 async fn blocking<T: Serialize + Send + 'static>(
     peer: &Peer,
-    kind: Kind,
+    kind: CallKind,
     call: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Reply {
     let permit = match peer.enter(kind) {
@@ -219,7 +225,7 @@ async fn blocking<T: Serialize + Send + 'static>(
 async fn with_body<B: DeserializeOwned + Send + 'static, T: Serialize + Send + 'static>(
     request: Request<Incoming>,
     peer: &Peer,
-    kind: impl FnOnce(&B) -> Kind,
+    kind: impl FnOnce(&B) -> CallKind,
     call: impl FnOnce(B) -> Result<T, String> + Send + 'static,
 ) -> Reply {
     match body::<B>(request).await {

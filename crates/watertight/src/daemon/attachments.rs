@@ -33,7 +33,7 @@ use volume::{DrainReport, Tenants, Volume};
 
 use crate::cli::opts::MountOptions;
 use crate::control::api::{
-    AttachReply, AttachRequest, DetachReply, DetachRequest, Ended, How, MoveReply, MoveRequest, Status,
+    AttachReply, AttachRequest, DetachReply, DetachRequest, Ended, MoveReply, MoveRequest, Status, UmountKind,
 };
 use crate::control::server::Server;
 use crate::control::volume_id::VolumeId;
@@ -50,7 +50,7 @@ use crate::term::shown::{Name, Show as _, exact};
 pub use attached::Attached;
 use clones::Clones;
 use force::unless_given_up;
-use list::List;
+use list::AttachedIndex;
 
 /// How long the kernel may take to report a close.
 const CLOSING: Duration = Duration::from_secs(2);
@@ -70,7 +70,7 @@ pub struct Attachments {
     /// Those of all volumes of this process.
     tenants: Arc<Tenants>,
     server: OnceLock<Server>,
-    list: Mutex<List>,
+    list: Mutex<AttachedIndex>,
     /// Those that ended with data that was not written.
     failed: Mutex<Vec<(String, Ended)>>,
     /// How often ended volumes waited for inodes that were changing their owners, and how long.
@@ -331,13 +331,13 @@ impl Attachments {
         let _step = tracing::info_span!("detach", volume, path = request.path, how = ?request.how).entered();
         let meant = request.volume.as_ref();
         let (attached, found) = match request.how {
-            How::Force => {
+            UmountKind::Force => {
                 let there = self.at_for_force(&mountpoint, &path)?;
                 // A volume that no path leads to is given up where it is.
                 let held = meant.and_then(|id| self.list.lock().of_id(id)).filter(|one| !one.is_seen());
                 held.map_or(there, |one| (Some(one), None))
             }
-            How::Plain | How::Lazy => match mountpoint.tree.found_at(&path) {
+            UmountKind::Plain | UmountKind::Lazy => match mountpoint.tree.found_at(&path) {
                 Ok(found) => (self.of(&found), Some(found)),
                 Err(error) => {
                     return Err(
@@ -350,7 +350,7 @@ impl Attachments {
             return Err(self.not_there(&mountpoint, &path, id));
         }
         let holders = match (request.how, &attached, found) {
-            (How::Force, _, found) => {
+            (UmountKind::Force, _, found) => {
                 self.detach_by_force(&mountpoint, &path, (attached.as_ref(), found))?;
                 attached.iter().for_each(|one| one.wait_told());
                 None
@@ -386,10 +386,10 @@ impl Attachments {
         &self,
         mountpoint: &Mountpoint,
         (path, found): (&Path, &fuse::Attached),
-        how: How,
+        how: UmountKind,
         attached: Option<&Attached>,
     ) -> Result<Option<Holders>, String> {
-        if how == How::Plain {
+        if how == UmountKind::Plain {
             return self.detach_unless_held(mountpoint, (path, found), attached);
         }
         let before = attached.map(Attached::path);

@@ -7,7 +7,7 @@ use crate::term::problem::Result;
 
 /// Something that the supervisor has to know.
 #[derive(Debug)]
-pub enum Event {
+pub enum SupervisorEvent {
     /// A signal came.
     Signal(&'static str),
     /// The kernel has asked for the end, and the volume has ended; or the kernel has ended the

@@ -17,7 +17,7 @@ use volume::{Tenants, Volume};
 use super::attachments::Attachments;
 use super::background;
 use super::connection::{AtomicConnectionState, ConnectionState};
-use super::event::Event;
+use super::event::SupervisorEvent;
 use super::mounted_volume::MountedVolume;
 use super::store::{is_read_only, open_store, start_volume};
 use super::supervisor::{self, Supervisor};
@@ -60,7 +60,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let farewell = format!("{}: stopped before it was mounted", args.mountpoint.shown());
     let on_signal = move |name| {
         phase.end_process(&farewell);
-        signal_sender.send(Event::Signal(name)).is_ok()
+        signal_sender.send(SupervisorEvent::Signal(name)).is_ok()
     };
     signals::watch(on_signal)
         .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
@@ -162,7 +162,7 @@ fn start_session(
     source: &Source,
     mountpoint: &std::path::Path,
     read_only: bool,
-    (volume, connection, sender): (&Arc<Volume>, &Arc<AtomicConnectionState>, Sender<Event>),
+    (volume, connection, sender): (&Arc<Volume>, &Arc<AtomicConnectionState>, Sender<SupervisorEvent>),
 ) -> Result<fuse::Session> {
     let mut flags = options.flags.iter().fold(MountFlags::empty(), |flags, name| {
         flags
@@ -201,7 +201,7 @@ fn start_session(
             // Not when the session's threads are gone as well: clients that wait for the end would
             // wait for that too. The process may leave before the kernel has the answer: the kernel
             // goes on then as if it had.
-            let _supervisor_has_left = sender.send(Event::SessionEnded);
+            let _supervisor_has_left = sender.send(SupervisorEvent::SessionEnded);
         }),
         ..defaults
     };
@@ -243,7 +243,7 @@ fn serve(
     session: fuse::Session,
     volume: String,
     connection: Arc<AtomicConnectionState>,
-    sender: Sender<Event>,
+    sender: Sender<SupervisorEvent>,
 ) -> Result<()> {
     let body = move || {
         let result = session.run();
@@ -260,7 +260,7 @@ fn serve(
             Ok(ended) => tracing::debug!(volume, ?ended, "the session has ended"),
             Err(error) => tracing::error!(volume, %error, "the session failed"),
         }
-        let _supervisor_has_left = sender.send(Event::SessionEnded);
+        let _supervisor_has_left = sender.send(SupervisorEvent::SessionEnded);
     };
     thread::Builder::new()
         .name("session".to_owned())

@@ -16,13 +16,13 @@ use volume::{DrainReport, Volume};
 
 use super::attachments::Attachments;
 use super::connection::{AtomicConnectionState, ConnectionState};
-use super::event::Event;
+use super::event::SupervisorEvent;
 use super::figures::{emit_end, ended_with, limit, limits, micros, state_of, with_mount};
 use super::volume_info::VolumeInfo;
 use crate::control::api::{
-    AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, How, LeaveReply,
-    LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Requests, State, Status, Synced, UmountReply,
-    UmountRequest,
+    AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, LeaveReply,
+    LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Requests, State, Status, Synced, UmountKind,
+    UmountReply, UmountRequest,
 };
 use crate::control::service::Service;
 use crate::control::volume_id::VolumeId;
@@ -45,7 +45,7 @@ pub struct MountedVolume {
     pub volume: Arc<Volume>,
     /// The volumes that are attached to its mountpoint.
     pub attachments: Arc<Attachments>,
-    events: Sender<Event>,
+    events: Sender<SupervisorEvent>,
     ended: watch::Sender<Option<Ended>>,
     connection: Arc<AtomicConnectionState>,
 }
@@ -57,7 +57,7 @@ impl MountedVolume {
         info: VolumeInfo,
         volume: Arc<Volume>,
         attachments: Arc<Attachments>,
-        events: Sender<Event>,
+        events: Sender<SupervisorEvent>,
         connection: Arc<AtomicConnectionState>,
     ) -> Self {
         Self { info, volume, attachments, events, ended: watch::Sender::new(None), connection }
@@ -203,7 +203,7 @@ impl Service for MountedVolume {
     }
 
     fn leave(&self, request: LeaveRequest) -> Result<LeaveReply, String> {
-        if request.how != How::Force {
+        if request.how != UmountKind::Force {
             self.volume.sync_all().map_err(|error| error.to_string())?;
         }
         self.attachments.leave(&request)
@@ -211,8 +211,8 @@ impl Service for MountedVolume {
 
     fn umount(&self, request: UmountRequest) -> Result<UmountReply, String> {
         match request.how {
-            How::Plain => self.umount_unless_held(),
-            How::Lazy => {
+            UmountKind::Plain => self.umount_unless_held(),
+            UmountKind::Lazy => {
                 let reply = self.umount_unless_held()?;
                 if reply.ended.is_none() {
                     call(AgentRequest::Detach, &self.mount_now()).map_err(|problem| problem.to_string())?;
@@ -221,9 +221,9 @@ impl Service for MountedVolume {
                 }
                 Ok(reply)
             }
-            How::Force => {
+            UmountKind::Force => {
                 self.events
-                    .send(Event::GiveUp("by force".to_owned()))
+                    .send(SupervisorEvent::GiveUp("by force".to_owned()))
                     .map_err(|_| "the volume has ended already".to_owned())?;
                 Ok(UmountReply { ended: Some(self.wait_ended()), holders: Holders::default() })
             }

@@ -10,7 +10,7 @@
 //! | third signal, or `umount --force` | gives up: the connection is aborted, unwritten files are named |
 //!
 //! Everything that blocks (unmounting, draining) runs on threads of its own and comes back as an
-//! [`Event`], so that the supervisor always receives the next signal.
+//! [`SupervisorEvent`], so that the supervisor always receives the next signal.
 //!
 //! # The end, in this order
 //! The volume is drained, its store is free; the kernel mount is gone, by DESTROY or the
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use volume::abort::CALLS;
 use volume::{DrainReport, VolumeState};
 
-use super::event::Event;
+use super::event::SupervisorEvent;
 use super::figures::ended_with;
 use super::mounted_volume::MountedVolume;
 use super::stalls::Stalls;
@@ -61,8 +61,8 @@ const LOST_VOLUMES_MAX: usize = 20;
 #[derive(Debug)]
 pub struct Supervisor {
     mounted: Arc<MountedVolume>,
-    events: Receiver<Event>,
-    sender: Sender<Event>,
+    events: Receiver<SupervisorEvent>,
+    sender: Sender<SupervisorEvent>,
     signals: u32,
     draining: bool,
     detaching: bool,
@@ -85,7 +85,11 @@ struct Rates {
 impl Supervisor {
     /// A supervisor that hears of `events`, which `sender` sends.
     #[must_use]
-    pub fn new(mounted: Arc<MountedVolume>, events: Receiver<Event>, sender: Sender<Event>) -> Self {
+    pub fn new(
+        mounted: Arc<MountedVolume>,
+        events: Receiver<SupervisorEvent>,
+        sender: Sender<SupervisorEvent>,
+    ) -> Self {
         Self {
             mounted,
             events,
@@ -144,25 +148,25 @@ impl Supervisor {
         if left.is_zero() { often } else { often.min(left) }
     }
 
-    fn next(&self, timeout: Duration) -> Option<Event> {
+    fn next(&self, timeout: Duration) -> Option<SupervisorEvent> {
         // Never disconnected: a sender is here.
         self.events.recv_timeout(timeout).ok()
     }
 
-    fn handle(&mut self, event: Event) -> Option<Ended> {
+    fn handle(&mut self, event: SupervisorEvent) -> Option<Ended> {
         match event {
-            Event::Signal(name) => return self.on_signal(name),
-            Event::SessionEnded => {
+            SupervisorEvent::Signal(name) => return self.on_signal(name),
+            SupervisorEvent::SessionEnded => {
                 self.session_ended = true;
                 self.drain();
             }
-            Event::Unmounted(result) => self.on_unmounted(result),
-            Event::Detached => {
+            SupervisorEvent::Unmounted(result) => self.on_unmounted(result),
+            SupervisorEvent::Detached => {
                 self.detaching = false;
                 self.drain();
             }
-            Event::Drained(report) => return Some(self.on_drained(&report)),
-            Event::GiveUp(why) => return Some(self.give_up(&why)),
+            SupervisorEvent::Drained(report) => return Some(self.on_drained(&report)),
+            SupervisorEvent::GiveUp(why) => return Some(self.give_up(&why)),
         }
         None
     }
@@ -203,7 +207,7 @@ impl Supervisor {
                 tracing::error!("a second mountpoint cannot be unmounted: {error}");
             }
             let gone = mounted.mounts().is_empty();
-            Event::Unmounted(if gone {
+            SupervisorEvent::Unmounted(if gone {
                 Ok(Outcome::Gone)
             } else {
                 call(AgentRequest::Umount, &mounted.mount_now())
@@ -250,7 +254,7 @@ impl Supervisor {
                     tracing::error!("{problem}");
                 }
             }
-            Event::Detached
+            SupervisorEvent::Detached
         });
     }
 
@@ -264,7 +268,7 @@ impl Supervisor {
                     scope.spawn(|| mounted.attachments.end());
                     mounted.volume.shutdown();
                 });
-                Event::Drained(mounted.volume.shutdown())
+                SupervisorEvent::Drained(mounted.volume.shutdown())
             });
         }
     }
@@ -284,8 +288,8 @@ impl Supervisor {
         let until = Instant::now() + ANSWER;
         while self.detaching || !(self.session_ended || self.held) {
             match self.next(until.saturating_duration_since(Instant::now())) {
-                Some(Event::SessionEnded) => self.session_ended = true,
-                Some(Event::Detached) => self.detaching = false,
+                Some(SupervisorEvent::SessionEnded) => self.session_ended = true,
+                Some(SupervisorEvent::Detached) => self.detaching = false,
                 Some(_) => {}
                 None => break,
             }
@@ -336,7 +340,7 @@ impl Supervisor {
                     tracing::error!("{problem}");
                 }
             }
-            Event::Detached
+            SupervisorEvent::Detached
         });
         self.drain();
         let begun = Instant::now();
@@ -351,8 +355,8 @@ impl Supervisor {
             }
             // Whether a store hangs is looked at again meanwhile.
             match self.next(left.min(GIVE_UP_LOOK)) {
-                Some(Event::Drained(drained)) => report = Some(drained),
-                Some(Event::Detached) => detached = true,
+                Some(SupervisorEvent::Drained(drained)) => report = Some(drained),
+                Some(SupervisorEvent::Detached) => detached = true,
                 Some(_) | None => {}
             }
         }
@@ -414,14 +418,15 @@ impl Supervisor {
         own.saturating_add(self.mounted.attachments.written_bytes())
     }
 
-    fn spawn(&self, name: &str, work: impl FnOnce() -> Event + Send + 'static) {
+    fn spawn(&self, name: &str, work: impl FnOnce() -> SupervisorEvent + Send + 'static) {
         let sender = self.sender.clone();
         let spawned = thread::Builder::new().name(name.to_owned()).spawn(move || {
             let _supervisor_has_left = sender.send(work());
         });
         if let Err(error) = spawned {
             tracing::error!(volume = self.mounted.volume.name(), %error, name, "no thread");
-            let _own_queue = self.sender.send(Event::GiveUp(format!("for want of a thread: {error}")));
+            let _own_queue =
+                self.sender.send(SupervisorEvent::GiveUp(format!("for want of a thread: {error}")));
         }
     }
 

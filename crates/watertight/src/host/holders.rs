@@ -56,7 +56,7 @@ const NAMED_MAX: usize = 8;
 /// The way in which a mount is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum How {
+pub enum HoldKind {
     /// An open file or directory.
     OpenFile,
     /// A working directory.
@@ -77,7 +77,7 @@ pub enum How {
     LoopDevice,
 }
 
-impl fmt::Display for How {
+impl fmt::Display for HoldKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::OpenFile => "open",
@@ -101,7 +101,7 @@ pub struct Holder {
     /// The process's name, the mounted file system's type, or the loop device.
     pub name: Name,
     /// The way.
-    pub how: How,
+    pub how: HoldKind,
     /// The file, directory or mountpoint.
     pub file: Name,
     /// Whether it holds the very mount that was asked for, and not only its file system by way of
@@ -114,7 +114,7 @@ impl Holder {
     #[must_use]
     pub fn mount(inner: &Mount) -> Self {
         let file = Name::of(&inner.mountpoint);
-        Self { pid: None, name: inner.fstype.clone().into(), how: How::Mount, file, direct: true }
+        Self { pid: None, name: inner.fstype.clone().into(), how: HoldKind::Mount, file, direct: true }
     }
 }
 
@@ -403,14 +403,16 @@ impl Process<'_> {
                 return;
             }
         };
-        for (link, how) in [("cwd", How::WorkingDirectory), ("root", How::Root), ("exe", How::Program)] {
+        for (link, how) in
+            [("cwd", HoldKind::WorkingDirectory), ("root", HoldKind::Root), ("exe", HoldKind::Program)]
+        {
             self.beats.beat();
             self.look(&self.dir.join(link), how, holders);
         }
         for fd in fds.flatten() {
             self.beats.beat();
             if self.may_be_inside(&fd.file_name()) {
-                self.look(&fd.path(), How::OpenFile, holders);
+                self.look(&fd.path(), HoldKind::OpenFile, holders);
             }
         }
         self.mappings(holders);
@@ -425,7 +427,7 @@ impl Process<'_> {
             let there = Mount::all_of(&self.dir).into_iter();
             for other in there.filter(|other| Device::of(other) == Device::of(self.mount)) {
                 let path = Name::of(&other.mountpoint);
-                self.add(How::Namespace, path, false, holders);
+                self.add(HoldKind::Namespace, path, false, holders);
             }
         }
     }
@@ -440,7 +442,7 @@ impl Process<'_> {
     }
 
     /// Whether the magic link `link` leads into the mount.
-    fn look(&self, link: &Path, how: How, holders: &mut Holders) {
+    fn look(&self, link: &Path, how: HoldKind, holders: &mut Holders) {
         // An empty mask and DONT_SYNC: the answer is the kernel's own, its server is not asked.
         let Ok(stat) = statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::empty()) else { return };
         let device = Device { major: stat.stx_dev_major, minor: stat.stx_dev_minor };
@@ -466,14 +468,14 @@ impl Process<'_> {
             if file != last {
                 let known = holders.found.iter().any(|h| h.pid == Some(self.pid) && h.file == file);
                 if !known {
-                    self.add(How::Mapping, file.into(), true, holders);
+                    self.add(HoldKind::Mapping, file.into(), true, holders);
                 }
                 last = file;
             }
         }
     }
 
-    fn add(&self, how: How, file: Name, direct: bool, holders: &mut Holders) {
+    fn add(&self, how: HoldKind, file: Name, direct: bool, holders: &mut Holders) {
         let name = fs::read(self.dir.join("comm")).map_or_else(
             |_| "?".into(),
             |comm| Name::of(OsStr::from_bytes(comm.strip_suffix(b"\n").unwrap_or(&comm))),
@@ -493,7 +495,7 @@ pub fn mounts(mount: &Mount) -> Holders {
     holders.found.extend(others.map(|other| Holder {
         pid: None,
         name: other.fstype.clone().into(),
-        how: How::Bind,
+        how: HoldKind::Bind,
         file: Name::of(&other.mountpoint),
         direct: true,
     }));
@@ -509,7 +511,7 @@ fn loop_devices(mount: &Mount, table: &MountTable, holders: &mut Holders) {
             holders.found.push(Holder {
                 pid: None,
                 name: Name::of(Path::new("/dev").join(device.file_name())),
-                how: How::LoopDevice,
+                how: HoldKind::LoopDevice,
                 file: backing.into(),
                 direct: true,
             });

@@ -66,8 +66,8 @@ pub fn one_of_several(mount: &Mount) -> Result<Outcome> {
         let mut holders = holders::of(mount).unwrap_or_default();
         // The kernel tells the file system of a mapping, and its mount only by its path.
         let is_of_this = |holder: &Holder| match holder.how {
-            holders::How::Bind => false,
-            holders::How::Mapping => Path::new(&holder.file).starts_with(&mount.mountpoint),
+            holders::HoldKind::Bind => false,
+            holders::HoldKind::Mapping => Path::new(&holder.file).starts_with(&mount.mountpoint),
             _ => holder.direct,
         };
         holders.found.retain(is_of_this);

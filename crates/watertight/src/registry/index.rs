@@ -36,7 +36,7 @@ const ATTEMPTS: usize = 1000;
 
 /// One kind of paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Of {
+pub(super) enum PathKind {
     Places,
     Stores,
 }
@@ -61,7 +61,7 @@ impl Index {
         Ok(())
     }
 
-    pub(super) fn add_at(&self, of: Of, path: &Path, id: &VolumeId) -> io::Result<()> {
+    pub(super) fn add_at(&self, of: PathKind, path: &Path, id: &VolumeId) -> io::Result<()> {
         make_in(&self.dir(of, path).join(HERE), entry(id).as_ref())
     }
 
@@ -75,7 +75,7 @@ impl Index {
         }
     }
 
-    pub(super) fn remove_at(&self, of: Of, path: &Path, id: &VolumeId) {
+    pub(super) fn remove_at(&self, of: PathKind, path: &Path, id: &VolumeId) {
         let root = self.root(of);
         let mut dir = self.dir(of, path).join(HERE);
         let _not_there = fs::remove_file(dir.join(entry(id)));
@@ -83,22 +83,22 @@ impl Index {
     }
 
     /// The volumes at this path.
-    pub(super) fn at(&self, of: Of, path: &Path) -> Vec<VolumeId> {
+    pub(super) fn at(&self, of: PathKind, path: &Path) -> Vec<VolumeId> {
         ids(&self.dir(of, path).join(HERE))
     }
 
     /// Whether this volume is at this path.
-    pub(super) fn is_at(&self, of: Of, path: &Path, id: &VolumeId) -> bool {
+    pub(super) fn is_at(&self, of: PathKind, path: &Path, id: &VolumeId) -> bool {
         self.dir(of, path).join(HERE).join(entry(id)).exists()
     }
 
     /// The volumes at directories that this path lies in, itself left out, the nearest first.
-    pub(super) fn around(&self, of: Of, path: &Path) -> Vec<VolumeId> {
+    pub(super) fn around(&self, of: PathKind, path: &Path) -> Vec<VolumeId> {
         path.ancestors().skip(1).flat_map(|path| self.at(of, path)).collect()
     }
 
     /// The volumes at this path and below it, `max` at most.
-    pub(super) fn below(&self, of: Of, path: &Path, max: usize) -> Vec<VolumeId> {
+    pub(super) fn below(&self, of: PathKind, path: &Path, max: usize) -> Vec<VolumeId> {
         let mut found = Vec::new();
         let mut dirs = subdirs(&self.dir(of, path));
         while let Some(dir) = dirs.pop() {
@@ -141,14 +141,14 @@ impl Index {
         ended.iter().filter_map(|name| name.split_once('-')?.1.parse().ok()).collect()
     }
 
-    fn root(&self, of: Of) -> PathBuf {
+    fn root(&self, of: PathKind) -> PathBuf {
         self.0.join(match of {
-            Of::Places => "places",
-            Of::Stores => "stores",
+            PathKind::Places => "places",
+            PathKind::Stores => "stores",
         })
     }
 
-    fn dir(&self, of: Of, path: &Path) -> PathBuf {
+    fn dir(&self, of: PathKind, path: &Path) -> PathBuf {
         let mut dir = self.root(of);
         dir.extend(path.components().filter(|part| matches!(part, Component::Normal(_))));
         dir
@@ -156,9 +156,9 @@ impl Index {
 }
 
 /// Where a volume is, and its store.
-fn paths_of(record: &Record) -> impl Iterator<Item = (Of, &Path)> {
-    let store = checks::directory_of(record.source.as_str()).map(|dir| (Of::Stores, Path::new(dir)));
-    [(Of::Places, Path::new(record.mountpoint.as_str()))].into_iter().chain(store)
+fn paths_of(record: &Record) -> impl Iterator<Item = (PathKind, &Path)> {
+    let store = checks::directory_of(record.source.as_str()).map(|dir| (PathKind::Stores, Path::new(dir)));
+    [(PathKind::Places, Path::new(record.mountpoint.as_str()))].into_iter().chain(store)
 }
 
 fn entry(id: &VolumeId) -> String {
@@ -227,33 +227,33 @@ mod tests {
         for (at, text) in
             [("/srv", "1"), ("/srv/a/b", "2"), ("/srv/a/bc", "3"), ("/srv/a/b", "4"), ("/x", "5")]
         {
-            index.add_at(Of::Stores, path(at), &id(text)).unwrap();
+            index.add_at(PathKind::Stores, path(at), &id(text)).unwrap();
         }
         let sorted = |mut ids: Vec<VolumeId>| {
             ids.sort();
             ids.iter().map(VolumeId::as_str).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(sorted(index.at(Of::Stores, path("/srv/a/b"))), "2 4");
-        assert_eq!(sorted(index.at(Of::Stores, path("/srv/a"))), "");
-        assert!(index.is_at(Of::Stores, path("/srv/a/b"), &id("4")));
+        assert_eq!(sorted(index.at(PathKind::Stores, path("/srv/a/b"))), "2 4");
+        assert_eq!(sorted(index.at(PathKind::Stores, path("/srv/a"))), "");
+        assert!(index.is_at(PathKind::Stores, path("/srv/a/b"), &id("4")));
         assert!(
-            !index.is_at(Of::Stores, path("/srv/a/b"), &id("3"))
-                && !index.is_at(Of::Places, path("/srv/a/b"), &id("4"))
+            !index.is_at(PathKind::Stores, path("/srv/a/b"), &id("3"))
+                && !index.is_at(PathKind::Places, path("/srv/a/b"), &id("4"))
         );
-        assert_eq!(sorted(index.at(Of::Places, path("/srv"))), "");
-        assert_eq!(sorted(index.around(Of::Stores, path("/srv/a/b/c"))), "1 2 4");
-        assert_eq!(index.around(Of::Stores, path("/srv/a/b/c")).last().unwrap().as_str(), "1");
-        assert_eq!(sorted(index.below(Of::Stores, path("/srv/a"), 10)), "2 3 4");
-        assert_eq!(sorted(index.below(Of::Stores, path("/"), 10)), "1 2 3 4 5");
-        assert_eq!(index.below(Of::Stores, path("/"), 2).len(), 2);
+        assert_eq!(sorted(index.at(PathKind::Places, path("/srv"))), "");
+        assert_eq!(sorted(index.around(PathKind::Stores, path("/srv/a/b/c"))), "1 2 4");
+        assert_eq!(index.around(PathKind::Stores, path("/srv/a/b/c")).last().unwrap().as_str(), "1");
+        assert_eq!(sorted(index.below(PathKind::Stores, path("/srv/a"), 10)), "2 3 4");
+        assert_eq!(sorted(index.below(PathKind::Stores, path("/"), 10)), "1 2 3 4 5");
+        assert_eq!(index.below(PathKind::Stores, path("/"), 2).len(), 2);
         // An empty directory goes, and nothing else.
-        index.remove_at(Of::Stores, path("/srv/a/b"), &id("2"));
-        assert_eq!(sorted(index.below(Of::Stores, path("/srv"), 10)), "1 3 4");
+        index.remove_at(PathKind::Stores, path("/srv/a/b"), &id("2"));
+        assert_eq!(sorted(index.below(PathKind::Stores, path("/srv"), 10)), "1 3 4");
         for (at, text) in [("/srv/a/b", "4"), ("/srv/a/bc", "3")] {
-            index.remove_at(Of::Stores, path(at), &id(text));
+            index.remove_at(PathKind::Stores, path(at), &id(text));
         }
-        assert!(!index.dir(Of::Stores, path("/srv/a")).exists());
-        assert_eq!(sorted(index.at(Of::Stores, path("/srv"))), "1");
+        assert!(!index.dir(PathKind::Stores, path("/srv/a")).exists());
+        assert_eq!(sorted(index.at(PathKind::Stores, path("/srv"))), "1");
     }
 
     #[test]
@@ -277,13 +277,13 @@ mod tests {
             for id in ["a", "b", "c"].map(id) {
                 scope.spawn(move || {
                     for _ in 0..200 {
-                        index.add_at(Of::Places, at, &id).unwrap();
-                        assert!(index.at(Of::Places, at).contains(&id));
-                        index.remove_at(Of::Places, at, &id);
+                        index.add_at(PathKind::Places, at, &id).unwrap();
+                        assert!(index.at(PathKind::Places, at).contains(&id));
+                        index.remove_at(PathKind::Places, at, &id);
                     }
                 });
             }
         });
-        assert!(!index.root(Of::Places).join("deep").exists());
+        assert!(!index.root(PathKind::Places).join("deep").exists());
     }
 }

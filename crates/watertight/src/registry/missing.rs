@@ -23,12 +23,12 @@ const FOREIGN_BYTES_MAX: u64 = 1 << 20;
 
 /// The list of this process.
 #[derive(Debug, Default)]
-pub(crate) struct List {
+pub(crate) struct MissingList {
     written: Option<(PathBuf, File)>,
     told: Vec<Missing>,
 }
 
-impl List {
+impl MissingList {
     /// Makes it these, if they are others than before.
     pub(crate) fn tell(&mut self, missing: Vec<Missing>) {
         if missing == self.told {
@@ -41,7 +41,7 @@ impl List {
     }
 }
 
-impl Drop for List {
+impl Drop for MissingList {
     fn drop(&mut self) {
         if let Some((path, _locked)) = &self.written {
             let _gone_already = fs::remove_file(path);

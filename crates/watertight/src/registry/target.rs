@@ -26,14 +26,14 @@ const SERVER: Duration = Duration::from_secs(1);
 
 /// A volume of the registry.
 #[derive(Debug)]
-pub struct Volume {
+pub struct RegisteredVolume {
     /// The directory that knows it.
     pub dir: RuntimeDir,
     /// Its record, and the way to its process.
     pub found: Found,
 }
 
-impl Volume {
+impl RegisteredVolume {
     /// The record.
     #[must_use]
     pub const fn record(&self) -> &Record {
@@ -105,7 +105,7 @@ pub struct Target {
     /// The mount there, of any maker.
     pub mount: Option<Mount>,
     /// Our volume.
-    pub volume: Option<Volume>,
+    pub volume: Option<RegisteredVolume>,
     /// The name as a path: absolute, symbolic links resolved up to the last part. Not where no
     /// volume has it and its server does not answer.
     pub path: Option<PathBuf>,
@@ -113,21 +113,23 @@ pub struct Target {
 
 /// All volumes that are looked at: this user's own, then the running ones, the newest first.
 #[must_use]
-pub fn volumes() -> Vec<Volume> {
+pub fn volumes() -> Vec<RegisteredVolume> {
     crate::host::process::raise_descriptors();
-    let mut all: Vec<Volume> = RuntimeDir::readable()
+    let mut all: Vec<RegisteredVolume> = RuntimeDir::readable()
         .into_iter()
-        .flat_map(|dir| dir.volumes().into_iter().map(move |found| Volume { dir: dir.clone(), found }))
+        .flat_map(|dir| {
+            dir.volumes().into_iter().map(move |found| RegisteredVolume { dir: dir.clone(), found })
+        })
         .collect();
     newest_first(&mut all);
     all
 }
 
 /// Volumes found by the indices of the registries.
-fn found(find: impl Fn(&RuntimeDir) -> Vec<Found>) -> Vec<Volume> {
-    let mut all: Vec<Volume> = Vec::new();
+fn found(find: impl Fn(&RuntimeDir) -> Vec<Found>) -> Vec<RegisteredVolume> {
+    let mut all: Vec<RegisteredVolume> = Vec::new();
     for dir in RuntimeDir::readable() {
-        all.extend(find(&dir).into_iter().map(|found| Volume { dir: dir.clone(), found }));
+        all.extend(find(&dir).into_iter().map(|found| RegisteredVolume { dir: dir.clone(), found }));
     }
     all
 }
@@ -135,24 +137,24 @@ fn found(find: impl Fn(&RuntimeDir) -> Vec<Found>) -> Vec<Volume> {
 /// The running volumes that a name may mean: an id, a mountpoint, a store. However many others
 /// there are.
 #[must_use]
-pub fn running(name: &OsStr) -> Vec<Volume> {
+pub fn running(name: &OsStr) -> Vec<RegisteredVolume> {
     candidates(name, plain_path(name).as_deref())
 }
 
 /// The volumes whose stores are directories around or below this one.
 #[must_use]
-pub fn nested(store: &Path) -> Vec<Volume> {
+pub fn nested(store: &Path) -> Vec<RegisteredVolume> {
     found(|dir| dir.nested(store))
 }
 
-fn candidates(name: &OsStr, path: Option<&Path>) -> Vec<Volume> {
+fn candidates(name: &OsStr, path: Option<&Path>) -> Vec<RegisteredVolume> {
     let mut all = found(|dir| dir.at(&exact(name), path));
-    all.retain(Volume::is_running);
+    all.retain(RegisteredVolume::is_running);
     newest_first(&mut all);
     all
 }
 
-fn newest_first(volumes: &mut [Volume]) {
+fn newest_first(volumes: &mut [RegisteredVolume]) {
     // Another user's records never come before this user's own.
     volumes.sort_by_key(|volume| {
         (volume.dir.is_foreign(), !volume.is_running(), std::cmp::Reverse(volume.record().started_ms))
@@ -191,8 +193,13 @@ fn is_attached_at(path: &Path) -> bool {
     all.iter().any(|status| Path::new(&status.mountpoint) == path)
 }
 
-fn choose(name: &OsStr, path: Option<PathBuf>, table: &MountTable, mut volumes: Vec<Volume>) -> Target {
-    let mut take = |wanted: &dyn Fn(&Volume) -> bool| {
+fn choose(
+    name: &OsStr,
+    path: Option<PathBuf>,
+    table: &MountTable,
+    mut volumes: Vec<RegisteredVolume>,
+) -> Target {
+    let mut take = |wanted: &dyn Fn(&RegisteredVolume) -> bool| {
         let index = volumes.iter().position(wanted)?;
         Some(volumes.swap_remove(index))
     };
@@ -226,17 +233,18 @@ fn choose(name: &OsStr, path: Option<PathBuf>, table: &MountTable, mut volumes: 
 /// Finds the volume that `path` lies in, for a path that need not be a mountpoint, and the mount
 /// that it lies in.
 #[must_use]
-pub fn containing(path: &Path) -> Option<(Volume, Option<Mount>)> {
+pub fn containing(path: &Path) -> Option<(RegisteredVolume, Option<Mount>)> {
     let table = MountTable::read();
     let mount = table.containing(path)?;
-    let of_mount = |volume: &Volume| {
+    let of_mount = |volume: &RegisteredVolume| {
         volume.is_running()
             && volume.may_be_at(mount)
             && (!volume.is_attached() || path.starts_with(volume.record().mountpoint.as_path()))
     };
     // The volume that is attached deepest has the path.
-    let depth =
-        |volume: &Volume| if volume.is_attached() { volume.record().mountpoint.as_str().len() } else { 0 };
+    let depth = |volume: &RegisteredVolume| {
+        if volume.is_attached() { volume.record().mountpoint.as_str().len() } else { 0 }
+    };
     let near = found(|dir| dir.around(path)).into_iter().filter(of_mount).max_by_key(depth);
     let volume = near.or_else(|| volumes().into_iter().filter(of_mount).max_by_key(depth))?;
     Some((volume, Some(mount.clone())))
@@ -275,20 +283,20 @@ pub fn not_to_be_asked(name: Shown<'_>, mount: &Mount) -> Problem {
 
 /// The volume whose own mountpoint `path` lies in, and its mount.
 #[must_use]
-pub fn mounted_around(path: &Path) -> Option<(Volume, Mount)> {
+pub fn mounted_around(path: &Path) -> Option<(RegisteredVolume, Mount)> {
     let table = MountTable::read();
     let mount = table.containing(path).filter(|mount| mountinfo::is_ours(mount))?;
-    let is_it = |volume: &Volume| is_served_at(volume, mount);
+    let is_it = |volume: &RegisteredVolume| is_served_at(volume, mount);
     let near = candidates(OsStr::new("/"), Some(&mount.mountpoint)).into_iter().find(is_it);
     Some((near.or_else(|| volumes().into_iter().find(is_it))?, mount.clone()))
 }
 
-fn is_served_at(volume: &Volume, mount: &Mount) -> bool {
+fn is_served_at(volume: &RegisteredVolume, mount: &Mount) -> bool {
     volume.is_running() && !volume.is_attached() && volume.may_be_at(mount)
 }
 
 /// The path that leads to a running volume; none if there is none.
-fn mount_of(volume: &Volume, table: &MountTable) -> Option<Mount> {
+fn mount_of(volume: &RegisteredVolume, table: &MountTable) -> Option<Mount> {
     if !volume.is_running() || volume.is_attached() {
         return None;
     }
@@ -300,7 +308,7 @@ fn mount_of(volume: &Volume, table: &MountTable) -> Option<Mount> {
 }
 
 /// Whether the volume was served at `mount` by a process that was killed.
-fn is_unfinished(volume: &Volume, mount: &Mount) -> bool {
+fn is_unfinished(volume: &RegisteredVolume, mount: &Mount) -> bool {
     let record = volume.record();
     record.ended.is_none()
         && record.attached_to.is_none()
@@ -310,7 +318,7 @@ fn is_unfinished(volume: &Volume, mount: &Mount) -> bool {
 
 /// Whether `name` means a volume without a mount at `path`. Another user's records may be untrue
 /// about paths: that user's volumes are found by the mounts that the kernel knows, or by their ids.
-fn names(volume: &Volume, name: &OsStr, path: &Path) -> bool {
+fn names(volume: &RegisteredVolume, name: &OsStr, path: &Path) -> bool {
     let record = volume.record();
     if volume.dir.is_foreign() {
         let table = MountTable::read();
@@ -329,7 +337,7 @@ fn names(volume: &Volume, name: &OsStr, path: &Path) -> bool {
 #[must_use]
 pub fn plain_path(name: &OsStr) -> Option<PathBuf> {
     let path = absolute(name)?;
-    let is_named = |volume: &Volume| names(volume, path.as_os_str(), &path);
+    let is_named = |volume: &RegisteredVolume| names(volume, path.as_os_str(), &path);
     if candidates(path.as_os_str(), Some(&path)).iter().any(is_named) {
         return Some(path);
     }

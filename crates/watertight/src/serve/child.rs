@@ -150,7 +150,7 @@ fn watch(body: impl FnOnce() + Send + 'static) -> Result<()> {
 }
 
 /// The volume, if it is mounted from its source.
-fn running(volume: &VolumeConfig) -> Result<Option<target::Volume>> {
+fn running(volume: &VolumeConfig) -> Result<Option<target::RegisteredVolume>> {
     let Target { volume: found, .. } = target::resolve(volume.mountpoint.as_os_str());
     let Some(found) = found.filter(|found| found.is_running()) else { return Ok(None) };
     let here = found.record().mountpoint == Name::of(&volume.mountpoint);
@@ -158,7 +158,7 @@ fn running(volume: &VolumeConfig) -> Result<Option<target::Volume>> {
 }
 
 /// Waits for the end of a process that is not our child; its record tells how it ended.
-fn wait_for(volume: &target::Volume) -> Ending {
+fn wait_for(volume: &target::RegisteredVolume) -> Ending {
     let Some(client) = &volume.found.client else { return Ending::Unmounted };
     while !client.wait_gone(LONG) {}
     match volume.dir.read_record(&volume.record().id).and_then(|record| record.ended) {

@@ -13,7 +13,7 @@ pub(super) const PAUSE: Duration = Duration::from_secs(1);
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Something that happened.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(super) enum ServeEvent {
     Signal(&'static str),
     /// The volume at this mountpoint is mounted.
     Ready(PathBuf),

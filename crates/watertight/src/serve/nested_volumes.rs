@@ -25,9 +25,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::config::VolumeConfig;
-use super::event::{AttachedRecord, CallResult, Event, PAUSE, PAUSE_MAX};
+use super::event::{AttachedRecord, CallResult, PAUSE, PAUSE_MAX, ServeEvent};
 use super::limits::VolumeLimits;
-use crate::control::api::{self, AttachRequest, DetachRequest, How, Missing};
+use crate::control::api::{self, AttachRequest, DetachRequest, Missing, UmountKind};
 use crate::control::volume_id::VolumeId;
 use crate::registry::RuntimeDir;
 use crate::registry::target;
@@ -77,11 +77,11 @@ pub(super) struct NestedVolumes {
     /// Mountpoints that are there.
     mounted: BTreeSet<PathBuf>,
     calls: BTreeMap<PathBuf, usize>,
-    sender: Sender<Event>,
+    sender: Sender<ServeEvent>,
 }
 
 impl NestedVolumes {
-    pub(super) fn new(sender: Sender<Event>) -> Self {
+    pub(super) fn new(sender: Sender<ServeEvent>) -> Self {
         let (volumes, due, mounted, calls) = Default::default();
         Self { volumes, due, mounted, calls, sender }
     }
@@ -326,7 +326,7 @@ impl NestedVolumes {
             } else {
                 CallResult::Attached(attach(&at, &config))
             };
-            let _serving_has_ended = sender.send(Event::CallEnded(at, done));
+            let _serving_has_ended = sender.send(ServeEvent::CallEnded(at, done));
         };
         let made = thread::Builder::new().name("attach".to_owned()).stack_size(STACK).spawn(body);
         if let Err(error) = made {
@@ -399,8 +399,9 @@ const fn from(path: &Path) -> (Bound<&Path>, Bound<&Path>) {
 /// Attaches it, unless it is there.
 fn attach(path: &Path, config: &VolumeConfig) -> Result<AttachedRecord> {
     let none = || Problem::failure("its mountpoint is gone");
-    let is_it =
-        |volume: &target::Volume| volume.is_attached() && Path::new(&volume.record().mountpoint) == path;
+    let is_it = |volume: &target::RegisteredVolume| {
+        volume.is_attached() && Path::new(&volume.record().mountpoint) == path
+    };
     // The record is no evidence of the present state: the volume may have been detached, and be
     // held.
     let mut there = target::running(path.as_os_str()).into_iter().filter(is_it);
@@ -435,14 +436,15 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<AttachedRecord> {
 /// was moved, or a directory above it renamed.
 fn detach(path: &Path, config: &VolumeConfig) -> Result<()> {
     let Some((volume, mount)) = target::mounted_around(path) else { return Ok(()) };
-    let is_it =
-        |volume: &target::Volume| volume.is_attached() && Path::new(&volume.record().mountpoint) == path;
+    let is_it = |volume: &target::RegisteredVolume| {
+        volume.is_attached() && Path::new(&volume.record().mountpoint) == path
+    };
     let at_path = || target::running(path.as_os_str()).into_iter().find(is_it).map(|_| path.to_owned());
     let Some(at) = elsewhere(config, &volume).or_else(at_path) else { return Ok(()) };
     let Some(client) = volume.found.client else { return Ok(()) };
     let request = DetachRequest {
         path: path_inside(&at, &mount.mountpoint)?,
-        how: How::Plain,
+        how: UmountKind::Plain,
         volume: None,
         mountpoint: mount.mountpoint.to_str().map(str::to_owned),
     };
@@ -458,11 +460,11 @@ fn detach(path: &Path, config: &VolumeConfig) -> Result<()> {
 /// The place where its store is attached inside the mountpoint of `around` now, by its process.
 /// Stores that are no directories, of which there may be many of one name, are known by their paths
 /// only.
-fn elsewhere(config: &VolumeConfig, around: &target::Volume) -> Option<PathBuf> {
+fn elsewhere(config: &VolumeConfig, around: &target::RegisteredVolume) -> Option<PathBuf> {
     let spec = crate::host::checks::source(&config.source).ok()?.spec;
     let store = crate::host::checks::directory_of(&spec)?;
     let root = Some(&around.record().id);
-    let is_it = |volume: &target::Volume| {
+    let is_it = |volume: &target::RegisteredVolume| {
         volume.record().source == spec && volume.record().attached_to.as_ref() == root
     };
     let there = target::running(store.as_ref()).into_iter().find(is_it)?;
@@ -472,7 +474,7 @@ fn elsewhere(config: &VolumeConfig, around: &target::Volume) -> Option<PathBuf> 
 }
 
 /// Whether its process reports a path to it. A volume that does not answer is at its old place.
-fn has_a_path(volume: &target::Volume) -> bool {
+fn has_a_path(volume: &target::RegisteredVolume) -> bool {
     let is_nowhere = |status: api::Status| status.state == api::State::Detached;
     !volume.status().is_ok_and(|status| status.is_some_and(is_nowhere))
 }

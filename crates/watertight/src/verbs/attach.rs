@@ -9,19 +9,19 @@ use super::ended;
 use crate::cli::opts::MountOptions;
 use crate::cli::opts::of_the_mountpoint;
 use crate::cli::{AttachArgs, MoveArgs, UmountArgs};
-use crate::control::api::{AttachRequest, DetachReply, DetachRequest, How, MoveRequest};
+use crate::control::api::{AttachRequest, DetachReply, DetachRequest, MoveRequest, UmountKind};
 use crate::control::client::CallError;
 use crate::control::progress;
 use crate::control::volume_id::VolumeId;
 use crate::host::{checks, process};
-use crate::registry::target::{self, Volume};
+use crate::registry::target::{self, RegisteredVolume};
 use crate::term::console::console;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::{Name, Show as _, exact};
 
 /// A place inside a mountpoint of ours.
 struct MountedPath {
-    volume: Volume,
+    volume: RegisteredVolume,
     /// From the mountpoint on.
     inside: String,
     /// As a person writes it.
@@ -99,7 +99,7 @@ struct AttachSource {
 fn source_of(given: &OsStr, place: &MountedPath) -> Result<AttachSource> {
     let text = given.to_str().ok_or_else(|| Problem::usage("the volume's name is not UTF-8"))?;
     let of_store = |source: String| AttachSource { source: Some(source), ..AttachSource::default() };
-    let is_meant = |volume: &Volume| {
+    let is_meant = |volume: &RegisteredVolume| {
         let is_at =
             target::plain_path(given).is_some_and(|path| Path::new(&volume.record().mountpoint) == path);
         !is_at || !volume.is_attached()
@@ -156,7 +156,7 @@ fn other_process(given: impl std::fmt::Display, mountpoint: &Name) -> Problem {
 /// # Errors
 /// Exit 2 when nothing is attached there, 1 when it is held, cannot be written, or lost data.
 pub fn detach(args: &UmountArgs) -> Result<()> {
-    let attached = |volume: &Volume| volume.is_attached() && volume.is_running();
+    let attached = |volume: &RegisteredVolume| volume.is_attached() && volume.is_running();
     let known = target::resolve(&args.path).volume.filter(attached);
     let mut meant = None;
     let path = match &known {
@@ -183,7 +183,7 @@ pub fn detach(args: &UmountArgs) -> Result<()> {
     report(&place, how, reply.map_err(|error| place.failed(&error))?)
 }
 
-fn report(place: &MountedPath, how: How, reply: DetachReply) -> Result<()> {
+fn report(place: &MountedPath, how: UmountKind, reply: DetachReply) -> Result<()> {
     let path = place.path.shown();
     if let Some(ended) = &reply.ended {
         return ended::report_as(
@@ -198,7 +198,7 @@ fn report(place: &MountedPath, how: How, reply: DetachReply) -> Result<()> {
         return Ok(());
     }
     let lines = reply.holders.lines().join("\n  ");
-    if how == How::Plain {
+    if how == UmountKind::Plain {
         return Err(Problem::failure(format!(
             "{path} is busy (EBUSY); it is held by\n  {lines}\n\
              `watertight detach --lazy {path}` takes the path away now and lets the data follow"

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::control::api::{Ended, State};
 use crate::control::client::{CallError, Client};
-use crate::registry::target::Volume;
+use crate::registry::target::RegisteredVolume;
 use crate::term::console::console;
 use crate::term::problem::{Problem, Result};
 
@@ -16,7 +16,7 @@ pub const LOST_NAMED_MAX: usize = 20;
 ///
 /// # Errors
 /// When its process cannot be asked, or died.
-pub fn wait_ended(volume: &Volume, client: &Client, call: Duration) -> Result<Ended> {
+pub fn wait_ended(volume: &RegisteredVolume, client: &Client, call: Duration) -> Result<Ended> {
     loop {
         match client.wait(call) {
             Ok(reply) => {

@@ -31,12 +31,12 @@ use self::line::Printer;
 use crate::cli::EventsArgs;
 use crate::control::api::State;
 use crate::control::client::{CallError, Client};
-use crate::control::events::{Event, Life, What};
+use crate::control::events::{Event, EventKind, Life};
 use crate::control::registered;
 use crate::control::volume_id::VolumeId;
 use crate::host::{signals, users};
 use crate::registry::Record;
-use crate::registry::target::{self, Volume};
+use crate::registry::target::{self, RegisteredVolume};
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::Show as _;
 
@@ -123,7 +123,7 @@ async fn listen(args: &EventsArgs) -> Result<(), End> {
 }
 
 /// The volume that was named, which runs.
-fn named(name: &std::ffi::OsStr) -> Result<Volume> {
+fn named(name: &std::ffi::OsStr) -> Result<RegisteredVolume> {
     let shown = name.shown();
     let Some(volume) = target::resolve(name).volume else {
         return Err(Problem::usage(format!("{shown} is no volume; `watertight status` lists them")));
@@ -200,7 +200,7 @@ impl Readers {
     }
 
     /// Hears one volume until its end.
-    async fn hear(mut self, volume: Volume, since: u64) -> Result<(), End> {
+    async fn hear(mut self, volume: RegisteredVolume, since: u64) -> Result<(), End> {
         let id = volume.record().id.clone();
         self.spawn(volume, since);
         loop {
@@ -217,7 +217,7 @@ impl Readers {
 
     /// Starts a reader for each volume that has none. Of volumes without a process, only those that
     /// appear later are news.
-    fn start(&mut self, volumes: Vec<Volume>, is_first: bool) -> Result<(), End> {
+    fn start(&mut self, volumes: Vec<RegisteredVolume>, is_first: bool) -> Result<(), End> {
         self.known.retain(|id, _| volumes.iter().any(|volume| volume.record().id == *id));
         for volume in volumes {
             let record = volume.record();
@@ -236,7 +236,7 @@ impl Readers {
         Ok(())
     }
 
-    fn spawn(&mut self, mut volume: Volume, since: u64) {
+    fn spawn(&mut self, mut volume: RegisteredVolume, since: u64) {
         let Some(client) = volume.found.client.take() else { return };
         self.running += 1;
         self.known.insert(volume.record().id.clone(), volume.record().clone());
@@ -272,7 +272,13 @@ impl Readers {
 }
 
 /// Hears one volume.
-async fn read(client: Client, volume: Volume, since: u64, follow: bool, sender: mpsc::Sender<Heard>) {
+async fn read(
+    client: Client,
+    volume: RegisteredVolume,
+    since: u64,
+    follow: bool,
+    sender: mpsc::Sender<Heard>,
+) {
     let (mut has_ended, mut speaks_of_another) = (false, false);
     let id = volume.record().id.clone();
     let result = client
@@ -282,7 +288,7 @@ async fn read(client: Client, volume: Volume, since: u64, follow: bool, sender: 
             if speaks_of_another {
                 return false;
             }
-            has_ended = matches!(event.what, What::Life { state: Life::Released | Life::Failed, .. });
+            has_ended = matches!(event.what, EventKind::Life { state: Life::Released | Life::Failed, .. });
             sender.send(Heard::Event(event)).await.is_ok()
         })
         .await;

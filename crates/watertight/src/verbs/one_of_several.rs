@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use fuse::mount::shown_clone;
 
 use crate::cli::UmountArgs;
-use crate::control::api::{How, LeaveRequest};
+use crate::control::api::{LeaveRequest, UmountKind};
 use crate::control::client::Client;
 use crate::control::progress;
 use crate::host::mountinfo::{Device, Mount, MountTable};
@@ -103,7 +103,7 @@ pub fn leave(args: &UmountArgs, mount: &Mount, others: &OtherMounts, client: &Cl
     let how = args.how();
     if others.end_a_view_without(mount) {
         leave_view(how, mount, client)?;
-    } else if how == How::Plain {
+    } else if how == UmountKind::Plain {
         if let Outcome::Held(holders) = unmount::one_of_several(mount)? {
             return Err(held(mount, &holders.lines()));
         }
@@ -118,13 +118,13 @@ pub fn leave(args: &UmountArgs, mount: &Mount, others: &OtherMounts, client: &Cl
     Ok(Remaining::Others)
 }
 
-fn leave_view(how: How, mount: &Mount, client: &Client) -> Result<()> {
+fn leave_view(how: UmountKind, mount: &Mount, client: &Client) -> Result<()> {
     let path = mount.mountpoint.shown();
     let request = LeaveRequest { mountpoint: exact(&mount.mountpoint), how };
     let reply = progress::during(&format!("unmounting {path}"), client, || client.leave(&request));
     let reply = reply.map_err(|error| Problem::failure(format!("{path}: {error}")))?;
     match (how, reply.is_held) {
-        (How::Plain, true) => return Err(held(mount, &reply.holders.lines())),
+        (UmountKind::Plain, true) => return Err(held(mount, &reply.holders.lines())),
         (_, true) => {
             let lines = reply.holders.lines().join("\n  ");
             console().print(&format!("{path}: the path is gone, files are still open:\n  {lines}"));

@@ -14,14 +14,14 @@ use serde::Serialize;
 
 use crate::cli::StatusArgs;
 use crate::control::api::{Missing, State, Status};
-use crate::control::metrics::{self, Down, Of};
+use crate::control::metrics::{self, Down, VolumeLabels};
 use crate::control::volume_id::VolumeId;
 use crate::host::holders::{self, Holders};
 use crate::host::mountinfo::{self, Device, Mount, MountTable};
 use crate::host::{checks, mount_agent, unmount, users};
 use crate::registry::missing;
 use crate::registry::survey::Survey;
-use crate::registry::target::{self, Target, Volume};
+use crate::registry::target::{self, RegisteredVolume, Target};
 use crate::registry::{DIR_VARIABLE, Record};
 use crate::term::console::{Colour, console};
 use crate::term::problem::{Problem, Result};
@@ -35,7 +35,7 @@ const ERRORS_NAMED_MAX: usize = 10;
 #[derive(Debug, Default, Serialize)]
 struct Report {
     /// The running volumes.
-    volumes: Vec<Shown>,
+    volumes: Vec<VolumeReport>,
     /// Volumes that ended with data that was not written, or whose process was killed.
     ended: Vec<Record>,
     /// Mountpoints of ours that no process serves any more.
@@ -57,7 +57,7 @@ struct Report {
 
 /// A running volume.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct VolumeReport {
     #[serde(flatten)]
     status: Status,
     /// Its holders, if it is detached or the caller asked for them.
@@ -149,7 +149,7 @@ fn replace(file: &Path, content: &str) -> Result<()> {
 
 /// Asks all volumes, or the one that was found with its mount. `holders`: look for holders of all
 /// volumes, not only of detached ones.
-fn gather(one: Option<(Option<Volume>, Option<Mount>)>, holders: bool) -> Report {
+fn gather(one: Option<(Option<RegisteredVolume>, Option<Mount>)>, holders: bool) -> Report {
     let mut report = Report::default();
     let mounts: Option<Vec<Mount>> = one.as_ref().map(|(_, mount)| mount.iter().cloned().collect());
     let survey = match one {
@@ -164,7 +164,7 @@ fn gather(one: Option<(Option<Volume>, Option<Mount>)>, holders: bool) -> Report
     for status in survey.volumes {
         let wanted = holders || status.state == State::Detached;
         let holders = wanted.then(|| holders_of(&status));
-        report.volumes.push(Shown { status, holders });
+        report.volumes.push(VolumeReport { status, holders });
     }
     report.is_of_one = mounts.is_some();
     if !report.is_of_one {
@@ -197,7 +197,7 @@ fn gather(one: Option<(Option<Volume>, Option<Mount>)>, holders: bool) -> Report
 }
 
 /// A volume that was named.
-fn of_one(volume: Volume) -> Survey {
+fn of_one(volume: RegisteredVolume) -> Survey {
     let mut survey = Survey::default();
     let known = || volume.record().clone();
     match volume.status() {
@@ -243,7 +243,7 @@ impl Report {
 
     fn metrics(&self) -> String {
         let volumes: Vec<&Status> = self.volumes.iter().map(|shown| &shown.status).collect();
-        let of = |id, mountpoint, state| Down { of: Of { id, mountpoint }, state };
+        let of = |id, mountpoint, state| Down { of: VolumeLabels { id, mountpoint }, state };
         let silent = self.silent.iter().map(|v| of(&v.id, v.mountpoint.as_str(), None));
         let ended =
             self.ended.iter().map(|v| of(&v.id, v.mountpoint.as_str(), v.ended.as_ref().map(|e| e.state)));
@@ -337,7 +337,7 @@ fn warn(line: &str) {
     console().print(&console().paint(Colour::Red, line));
 }
 
-fn print_table(volumes: &[Shown]) {
+fn print_table(volumes: &[VolumeReport]) {
     const HEAD: [&str; 10] = [
         "VOLUME",
         "MOUNTPOINT",
@@ -352,7 +352,7 @@ fn print_table(volumes: &[Shown]) {
     ];
     let rows: Vec<[String; 10]> = volumes
         .iter()
-        .map(|Shown { status: v, .. }| {
+        .map(|VolumeReport { status: v, .. }| {
             let access = if v.read_only { ",ro" } else { "" };
             let privileges: String = v.privileges.iter().map(|name| format!(",{name}")).collect();
             [
@@ -375,7 +375,7 @@ fn print_table(volumes: &[Shown]) {
     let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
     let head: String = HEAD.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}  ")).collect();
     console().print(&console().paint(Colour::Bold, head.trim_end()));
-    for (row, Shown { status: volume, .. }) in rows.iter().zip(volumes) {
+    for (row, VolumeReport { status: volume, .. }) in rows.iter().zip(volumes) {
         let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
             let cell = format!("{cell:width$}");
             let cell = match column {
@@ -427,8 +427,8 @@ fn print_cgroups(volume: &Status) {
     }
 }
 
-fn print_notes(shown: &Shown) {
-    let Shown { status: volume, holders } = shown;
+fn print_notes(shown: &VolumeReport) {
+    let VolumeReport { status: volume, holders } = shown;
     let at = &volume.mountpoint;
     for clone in &volume.clones {
         console().print(&format!("{at}: also at {} ({})", clone.mountpoint, clone.propagation));

@@ -16,7 +16,7 @@ use crate::control::client::CallError;
 use crate::control::progress;
 use crate::host::mount_agent;
 use crate::host::mountinfo::Mount;
-use crate::registry::target::{self, Target, Volume};
+use crate::registry::target::{self, RegisteredVolume, Target};
 use crate::term::console::console;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::Show as _;
@@ -67,7 +67,7 @@ pub fn run(args: &SyncArgs) -> Result<()> {
 /// Whether it is an attached volume, and the error of syncfs(2) for the whole mountpoint may be
 /// that of another one that was left out. The volume's own sync, which comes next, reports its own
 /// errors.
-fn may_be_another_ones(volume: &Volume) -> bool {
+fn may_be_another_ones(volume: &RegisteredVolume) -> bool {
     let around = volume.is_attached().then(|| target::mounted_around(Path::new(&volume.record().mountpoint)));
     let client = around.flatten().and_then(|(root, _)| root.found.client);
     let all = client.and_then(|client| client.within(PATIENCE).attached().ok()).unwrap_or_default();
@@ -75,9 +75,9 @@ fn may_be_another_ones(volume: &Volume) -> bool {
 }
 
 /// The volume that is meant, and its mount, if it has one.
-pub(crate) fn find(name: &OsStr) -> Result<(Volume, Option<Mount>)> {
+pub(crate) fn find(name: &OsStr) -> Result<(RegisteredVolume, Option<Mount>)> {
     let Target { mount, volume, path } = target::resolve(name);
-    if let Some(volume) = volume.filter(Volume::is_running) {
+    if let Some(volume) = volume.filter(RegisteredVolume::is_running) {
         let around =
             volume.is_attached().then(|| target::mounted_around(Path::new(&volume.record().mountpoint)));
         return Ok((volume, mount.or(around.flatten().map(|(_, mount)| mount))));

@@ -12,14 +12,14 @@ use super::attach;
 use super::ended::{report, wait_ended};
 use super::one_of_several::{self, OtherMounts, Remaining};
 use crate::cli::UmountArgs;
-use crate::control::api::{Ended, How, State, Status, UmountRequest};
+use crate::control::api::{Ended, State, Status, UmountKind, UmountRequest};
 use crate::control::client::{CallError, Client};
 use crate::control::progress;
 use crate::host::holders::{self, Holders};
 use crate::host::mountinfo::{self, Mount};
 use crate::host::process::{self, has_ended, is_zombie};
 use crate::host::unmount::{self, Outcome};
-use crate::registry::target::{self, Target, Volume};
+use crate::registry::target::{self, RegisteredVolume, Target};
 use crate::term::console::console;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::{Show as _, Shown};
@@ -46,7 +46,7 @@ const LONG: Duration = Duration::from_secs(3600);
 pub fn run(args: &UmountArgs) -> Result<()> {
     let Target { mount, volume, path } = target::resolve(&args.path);
     let volume = volume.filter(|volume| volume.is_running() || mount.is_some());
-    if volume.as_ref().is_some_and(Volume::is_attached) {
+    if volume.as_ref().is_some_and(RegisteredVolume::is_attached) {
         return attach::detach(args);
     }
     process::leave_directory();
@@ -112,7 +112,7 @@ enum UmountOutcome {
 
 struct UmountJob<'a> {
     mount: &'a Mount,
-    volume: &'a Volume,
+    volume: &'a RegisteredVolume,
     client: &'a Client,
     /// The process's status at the beginning; a forced unmount does not ask.
     seen: Option<Status>,
@@ -190,7 +190,7 @@ impl UmountJob<'_> {
 
     fn force(&self) -> Result<()> {
         let unique_id = unmount::unique_id(&self.mount.mountpoint);
-        let reply = self.client.umount(UmountRequest { how: How::Force }, Some(FORCE));
+        let reply = self.client.umount(UmountRequest { how: UmountKind::Force }, Some(FORCE));
         match reply {
             Ok(reply) => {
                 let leaving = leave(self.client);
@@ -334,7 +334,7 @@ fn held(path: Shown<'_>, holders: &Holders) -> Problem {
 }
 
 /// A volume that is known, and has no process that could be asked.
-fn without_process(args: &UmountArgs, mount: &Mount, volume: &Volume) -> Result<()> {
+fn without_process(args: &UmountArgs, mount: &Mount, volume: &RegisteredVolume) -> Result<()> {
     if volume.found.silent.is_none() {
         return dead(mount, Some(volume));
     }
@@ -346,7 +346,7 @@ fn without_process(args: &UmountArgs, mount: &Mount, volume: &Volume) -> Result<
 }
 
 /// A mount whose process is gone, or which this user's runtime directory does not know.
-fn dead(mount: &Mount, volume: Option<&Volume>) -> Result<()> {
+fn dead(mount: &Mount, volume: Option<&RegisteredVolume>) -> Result<()> {
     let path = mount.mountpoint.shown();
     let is_dead = volume.is_some() || unmount::is_dead(&mount.mountpoint);
     if let Outcome::Held(holders) = unmount::one_of_several(mount)? {
@@ -363,12 +363,12 @@ fn dead(mount: &Mount, volume: Option<&Volume>) -> Result<()> {
             };
             Problem::failure(format!("{path}: {what}; what was not fsynced before may be lost"))
         },
-        Volume::died,
+        RegisteredVolume::died,
     ))
 }
 
 /// A volume without a path.
-fn detached(volume: &Volume, force: bool) -> Result<()> {
+fn detached(volume: &RegisteredVolume, force: bool) -> Result<()> {
     let record = volume.record();
     let Some(client) = &volume.found.client else { return Err(volume.died()) };
     if !force {
@@ -377,7 +377,7 @@ fn detached(volume: &Volume, force: bool) -> Result<()> {
             record.mountpoint, record.id
         )));
     }
-    let reply = client.umount(UmountRequest { how: How::Force }, Some(FORCE));
+    let reply = client.umount(UmountRequest { how: UmountKind::Force }, Some(FORCE));
     leave(client).end(client);
     match reply.map(|reply| reply.ended) {
         Ok(Some(ended)) => report(&record.source, &record.mountpoint, &ended),

@@ -9,7 +9,7 @@ use crate::control::client::{CallError, Client};
 use crate::control::progress;
 use crate::host::{mountinfo, unmount};
 use crate::registry::Record;
-use crate::registry::target::{self, Target, Volume};
+use crate::registry::target::{self, RegisteredVolume, Target};
 use crate::term::console::console;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::Show as _;
@@ -55,7 +55,7 @@ pub fn run(args: &WaitArgs) -> Result<()> {
 }
 
 /// Removes the record of a volume that has ended.
-fn forget(volume: &Volume) -> Result<()> {
+fn forget(volume: &RegisteredVolume) -> Result<()> {
     let id = &volume.record().id;
     let has_ended = |record: &Record| record.ended.is_some() || !volume.is_running();
     if !volume.dir.read_record(id).as_ref().is_some_and(has_ended) {
@@ -67,7 +67,7 @@ fn forget(volume: &Volume) -> Result<()> {
     Ok(())
 }
 
-fn outcome(args: &WaitArgs, volume: &Volume) -> Result<()> {
+fn outcome(args: &WaitArgs, volume: &RegisteredVolume) -> Result<()> {
     let ended = match (&volume.found.client, &volume.record().ended) {
         (Some(client), _) => wait(volume, client, args.timeout)?,
         (None, Some(ended)) => {
@@ -84,7 +84,7 @@ fn outcome(args: &WaitArgs, volume: &Volume) -> Result<()> {
 
 /// The present user of a store, if the volume that ended at a path is not the one that is meant:
 /// its store is in use in another place, and so not free.
-fn used_again(ended: &Volume) -> Option<String> {
+fn used_again(ended: &RegisteredVolume) -> Option<String> {
     let source = &ended.record().source;
     let store = crate::host::checks::directory_of(source.as_str())?;
     let again = target::running(store.as_ref()).into_iter().find(|other| other.record().source == *source)?;
@@ -95,7 +95,7 @@ fn used_again(ended: &Volume) -> Option<String> {
     ))
 }
 
-fn wait(volume: &Volume, client: &Client, timeout: Option<Duration>) -> Result<Ended> {
+fn wait(volume: &RegisteredVolume, client: &Client, timeout: Option<Duration>) -> Result<Ended> {
     let mountpoint = &volume.record().mountpoint;
     let what = format!("waiting for {mountpoint}");
     let Some(timeout) = timeout else {
@@ -119,7 +119,7 @@ fn wait(volume: &Volume, client: &Client, timeout: Option<Duration>) -> Result<E
 }
 
 /// Waits until the process is gone as well, and with it all it held.
-fn leave(client: &Client, timeout: Duration, volume: &Volume, ended: Ended) -> Result<Ended> {
+fn leave(client: &Client, timeout: Duration, volume: &RegisteredVolume, ended: Ended) -> Result<Ended> {
     // That process goes on: it serves the mountpoint.
     if volume.is_attached() || client.wait_gone(timeout.max(Duration::from_secs(1))) {
         return Ok(ended);
@@ -134,7 +134,7 @@ fn leave(client: &Client, timeout: Duration, volume: &Volume, ended: Ended) -> R
     Err(Problem::failure(lines.join("\n")))
 }
 
-fn report(volume: &Volume, ended: &Ended) -> Result<()> {
+fn report(volume: &RegisteredVolume, ended: &Ended) -> Result<()> {
     let record = volume.record();
     if ended.state == State::Released {
         let (at, on, switching) = (&record.mountpoint, &record.source, ended.switching());
@@ -145,7 +145,7 @@ fn report(volume: &Volume, ended: &Ended) -> Result<()> {
 }
 
 /// The lost data, and the reason; `free` is the text about the store.
-fn lost(free: &str, volume: &Volume, ended: &Ended) -> Vec<String> {
+fn lost(free: &str, volume: &RegisteredVolume, ended: &Ended) -> Vec<String> {
     let record = volume.record();
     let headline = format!("{}: {free} not everything is on {}", record.mountpoint, record.source);
     ended.lost(headline, LOST_NAMED_MAX)

@@ -13,6 +13,7 @@ mod bench;
 mod bind;
 mod cgroups;
 mod clones;
+mod code_names;
 mod contract;
 mod control;
 mod demo;

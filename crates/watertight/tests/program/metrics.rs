@@ -281,7 +281,8 @@ fn prometheus_own_checker_takes_the_page() {
     let mut other = status.clone();
     other.id = "0the4".parse().unwrap();
     let id = "d0".parse().unwrap();
-    let down = metrics::Down { of: metrics::Of { id: &id, mountpoint: "/d" }, state: Some(State::Failed) };
+    let down =
+        metrics::Down { of: metrics::VolumeLabels { id: &id, mountpoint: "/d" }, state: Some(State::Failed) };
     let check = |page: String| {
         let mut command = Command::new("sh");
         // Its standard input is the page.

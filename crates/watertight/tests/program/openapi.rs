@@ -18,8 +18,8 @@ use tokio::sync::watch;
 use volume::events::{Edge, Event, Events, Life, Limit, What};
 use watertight::control::api::{
     AttachReply, AttachRequest, CgroupLimits, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended,
-    How, LeaveReply, LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, State, Status, Synced,
-    UmountReply, UmountRequest, Unwritten,
+    LeaveReply, LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, State, Status, Synced,
+    UmountKind, UmountReply, UmountRequest, Unwritten,
 };
 use watertight::control::routes::{OPENAPI, ROUTES};
 use watertight::control::server::Server;
@@ -77,7 +77,7 @@ fn events() -> Arc<Events> {
 
 /// A holder of each kind.
 fn held() -> Holders {
-    use holders::How::{
+    use holders::HoldKind::{
         Bind, LoopDevice, Mapping, Mount, Namespace, OpenFile, Program, Root, WorkingDirectory,
     };
     let all = [OpenFile, WorkingDirectory, Root, Program, Mapping, Mount, Bind, Namespace, LoopDevice];
@@ -132,10 +132,10 @@ impl Service for Full {
 
     fn umount(&self, request: UmountRequest) -> Result<UmountReply, String> {
         match (request.how, self.next()) {
-            (How::Plain, 0) => Ok(UmountReply { ended: None, holders: held() }),
-            (How::Lazy, _) => Ok(UmountReply { ended: Some(ended()), holders: Holders::default() }),
-            (How::Force, _) => Err("it has ended already".to_owned()),
-            (How::Plain, _) => panic!("as it is meant to"),
+            (UmountKind::Plain, 0) => Ok(UmountReply { ended: None, holders: held() }),
+            (UmountKind::Lazy, _) => Ok(UmountReply { ended: Some(ended()), holders: Holders::default() }),
+            (UmountKind::Force, _) => Err("it has ended already".to_owned()),
+            (UmountKind::Plain, _) => panic!("as it is meant to"),
         }
     }
 

@@ -20,7 +20,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use proptest::prelude::*;
 
 use crate::rig::{Daemon, Out, Rig, eventually, run};
-use model::{Dir, Ends, How, Model};
+use model::{Dir, Ends, Model, UmountKind};
 
 const STORES: usize = 3;
 /// Directories of the mountpoint's own store.
@@ -199,9 +199,9 @@ impl World {
             Op::Detach(at, how) => {
                 let path = path_of(at);
                 let (how, option) = match how {
-                    0 | 1 => (How::Plain, None),
-                    4 if self.model.is_simple(path) => (How::Force, Some("--force")),
-                    _ => (How::Lazy, Some("--lazy")),
+                    0 | 1 => (UmountKind::Plain, None),
+                    4 if self.model.is_simple(path) => (UmountKind::Force, Some("--force")),
+                    _ => (UmountKind::Lazy, Some("--lazy")),
                 };
                 let mut command = self.command("detach", &[&self.at(path)]);
                 command.args(option);

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::control::volume_id::VolumeId;
 
 use super::ended::Ended;
-use super::state::How;
+use super::state::UmountKind;
 use crate::host::holders::Holders;
 use crate::term::shown::Name;
 
@@ -50,7 +50,7 @@ pub struct DetachRequest {
     /// Where it is attached, from the mountpoint on.
     pub path: String,
     /// How.
-    pub how: How,
+    pub how: UmountKind,
     /// The id of the intended volume: any other volume at that place stays attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<VolumeId>,

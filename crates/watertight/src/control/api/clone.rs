@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::state::How;
+use super::state::UmountKind;
 use crate::host::holders::Holders;
 use crate::term::shown::Name;
 
@@ -63,7 +63,7 @@ pub struct LeaveRequest {
     /// One of several mountpoints.
     pub mountpoint: String,
     /// How.
-    pub how: How,
+    pub how: UmountKind,
 }
 
 /// The answer to `POST /v1/leave`.

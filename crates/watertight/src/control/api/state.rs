@@ -45,7 +45,7 @@ impl fmt::Display for State {
 /// How to unmount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum How {
+pub enum UmountKind {
     /// Refuse if held; else write everything, then answer.
     Plain,
     /// Take the path away; if held, answer at once, and write everything.

@@ -15,7 +15,7 @@ use sync::Mutex;
 
 use super::{Attachments, Mountpoint};
 use crate::control::api::{
-    CloneReply, CloneRequest, CloneStatus, How, LeaveReply, LeaveRequest, Propagation,
+    CloneReply, CloneRequest, CloneStatus, LeaveReply, LeaveRequest, Propagation, UmountKind,
 };
 use crate::host::holders::Holders;
 use crate::host::mount_agent::{self, AgentRequest, call};
@@ -26,10 +26,10 @@ use crate::term::shown::{Name, Show as _};
 
 /// All of a mount process.
 #[derive(Debug, Default)]
-pub(super) struct Clones(Mutex<List>);
+pub(super) struct Clones(Mutex<CloneList>);
 
 #[derive(Debug, Default)]
-struct List {
+struct CloneList {
     shown: Vec<Arc<CloneMount>>,
     /// Whether a thread looks at the mount table.
     is_watched: bool,
@@ -171,21 +171,21 @@ impl Attachments {
         let clone = self.clones.shown_by(mount);
         let words = |problem: crate::term::problem::Problem| problem.to_string();
         let mut held = None;
-        if request.how != How::Force {
+        if request.how != UmountKind::Force {
             self.sync_all().map_err(|error| {
                 format!("{} stays mounted, its data could not be written: {error}", path.shown())
             })?;
             if let Outcome::Held(holders) = call(AgentRequest::Leave, mount).map_err(words)? {
-                if request.how == How::Plain {
+                if request.how == UmountKind::Plain {
                     return Ok(LeaveReply { is_held: true, holders });
                 }
                 held = Some(holders);
             }
         }
-        if held.is_some() || request.how == How::Force {
+        if held.is_some() || request.how == UmountKind::Force {
             call(AgentRequest::Detach, mount).map_err(words)?;
         }
-        let is_forced = request.how == How::Force;
+        let is_forced = request.how == UmountKind::Force;
         // A bind mount may show it still.
         let is_shown = shows(&MountTable::read(), self.root.device(), shown_clone(mount));
         match &clone {
@@ -208,8 +208,10 @@ impl Attachments {
             if !MountTable::read().at(mountpoint.as_path()).is_some_and(is_ours) {
                 continue;
             }
-            let reply =
-                self.leave(&LeaveRequest { mountpoint: mountpoint.as_str().to_owned(), how: How::Plain })?;
+            let reply = self.leave(&LeaveRequest {
+                mountpoint: mountpoint.as_str().to_owned(),
+                how: UmountKind::Plain,
+            })?;
             all.found.extend(reply.holders.found);
             all.unseen += reply.holders.unseen;
         }

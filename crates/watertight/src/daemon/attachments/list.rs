@@ -31,7 +31,7 @@ fn below<'m, T>(map: &'m BTreeMap<Key, T>, dir: &Path) -> impl Iterator<Item = &
 
 /// Those of a mount process.
 #[derive(Debug, Default)]
-pub(super) struct List {
+pub(super) struct AttachedIndex {
     by_id: BTreeMap<VolumeId, Arc<Attached>>,
     /// As the tree numbers them.
     by_number: HashMap<u64, Arc<Attached>>,
@@ -39,7 +39,7 @@ pub(super) struct List {
     by_path: BTreeMap<Key, Vec<Arc<Attached>>>,
 }
 
-impl List {
+impl AttachedIndex {
     /// Adds a volume that is about to be attached.
     pub(super) fn add(&mut self, one: &Arc<Attached>) {
         self.by_id.insert(one.id.clone(), Arc::clone(one));

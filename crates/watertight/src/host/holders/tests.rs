@@ -22,7 +22,7 @@ fn an_open_file_names_this_process() {
     let file = fs::File::create(&path).unwrap();
     let mine = |holders: &Holders| {
         holders.direct().any(|h| {
-            h.pid == Some(std::process::id()) && h.how == How::OpenFile && Path::new(&h.file) == path
+            h.pid == Some(std::process::id()) && h.how == HoldKind::OpenFile && Path::new(&h.file) == path
         })
     };
     let mount = mount_of(&path);
@@ -74,7 +74,7 @@ fn in_longer_and_longer(is_done: impl Fn(Duration) -> bool) {
 }
 
 fn one(pid: u32) -> Holders {
-    let (how, file) = (How::OpenFile, "/mnt/x".to_owned());
+    let (how, file) = (HoldKind::OpenFile, "/mnt/x".to_owned());
     let holder = Holder { pid: Some(pid), name: "sleep".into(), how, file: file.into(), direct: true };
     Holders { found: vec![holder], ..Holders::default() }
 }
@@ -155,7 +155,7 @@ fn lists_for_people_are_short() {
     let holder = |pid| Holder {
         pid: Some(pid),
         name: "sleep".into(),
-        how: How::WorkingDirectory,
+        how: HoldKind::WorkingDirectory,
         file: "/mnt/x".into(),
         direct: true,
     };

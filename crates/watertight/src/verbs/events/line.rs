@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use crate::control::api::now_ms;
-use crate::control::events::{EdgeOf, Event, Life, Limit, What};
+use crate::control::events::{EdgeOf, Event, EventKind, Life, Limit};
 use crate::registry::Record;
 use crate::term::console::{Colour, console};
 use crate::term::shown::{Name, in_json, in_one_line};
@@ -50,13 +50,13 @@ fn line(text: &str) -> io::Result<()> {
 }
 
 /// An event for a person.
-fn words(what: &What) -> (Colour, String) {
+fn words(what: &EventKind) -> (Colour, String) {
     let lasts = |edge, begins: String, ends: String| match edge {
         EdgeOf::Begins => (Colour::Yellow, begins),
         EdgeOf::Ends => (Colour::Green, ends),
     };
     match what {
-        What::Life { state, path, error } => {
+        EventKind::Life { state, path, error } => {
             let (colour, state) = match state {
                 Life::Mounted => (Colour::Green, "mounted"),
                 Life::Attached => (Colour::Green, "attached"),
@@ -69,7 +69,7 @@ fn words(what: &What) -> (Colour, String) {
             let why = error.as_ref().map_or_else(String::new, |error| format!(": {error}"));
             (colour, format!("{state}{at}{why}"))
         }
-        What::Limit { cgroup, limit, edge } => {
+        EventKind::Limit { cgroup, limit, edge } => {
             let limit = match limit {
                 Limit::IoMax => "io.max",
                 Limit::DirtyMax => "memory.dirty_max",
@@ -80,17 +80,17 @@ fn words(what: &What) -> (Colour, String) {
                 format!("{limit} of {cgroup} holds nobody up any more"),
             )
         }
-        What::Stall { edge: EdgeOf::Begins } => {
+        EventKind::Stall { edge: EdgeOf::Begins } => {
             (Colour::Red, "stalled: the store does not answer".to_owned())
         }
-        What::Stall { edge: EdgeOf::Ends } => (Colour::Green, "the store answers again".to_owned()),
-        What::CacheFull { edge } => {
+        EventKind::Stall { edge: EdgeOf::Ends } => (Colour::Green, "the store answers again".to_owned()),
+        EventKind::CacheFull { edge } => {
             lasts(*edge, "the cache is full: writers wait".to_owned(), "the cache has room again".to_owned())
         }
-        What::Error { file, error } => {
+        EventKind::Error { file, error } => {
             (Colour::Red, format!("{file} could not be written: {error}; its data stays in the cache"))
         }
-        What::Gap { lost } => {
+        EventKind::Gap { lost } => {
             (Colour::Red, format!("gap: {} missing", units::count(*lost, "event is", "events are")))
         }
     }
@@ -102,18 +102,18 @@ mod tests {
 
     #[test]
     fn every_event_has_words() {
-        let say = |what: What| words(&what).1;
+        let say = |what: EventKind| words(&what).1;
         let path = Some("/mnt".into());
-        assert_eq!(say(What::Life { state: Life::Mounted, path, error: None }), "mounted at /mnt");
+        assert_eq!(say(EventKind::Life { state: Life::Mounted, path, error: None }), "mounted at /mnt");
         let error = Some("5 bytes of 1 files were not written".into());
         assert_eq!(
-            say(What::Life { state: Life::Failed, path: None, error }),
+            say(EventKind::Life { state: Life::Failed, path: None, error }),
             "failed: 5 bytes of 1 files were not written"
         );
-        let limit = |limit, edge| say(What::Limit { cgroup: "/t/a".into(), limit, edge });
+        let limit = |limit, edge| say(EventKind::Limit { cgroup: "/t/a".into(), limit, edge });
         assert_eq!(limit(Limit::IoMax, EdgeOf::Begins), "io.max of /t/a holds its writers up");
         assert_eq!(limit(Limit::DirtyMax, EdgeOf::Ends), "memory.dirty_max of /t/a holds nobody up any more");
-        assert_eq!(say(What::Gap { lost: 1 }), "gap: 1 event is missing");
-        assert_eq!(say(What::Gap { lost: 7 }), "gap: 7 events are missing");
+        assert_eq!(say(EventKind::Gap { lost: 1 }), "gap: 1 event is missing");
+        assert_eq!(say(EventKind::Gap { lost: 7 }), "gap: 7 events are missing");
     }
 }

@@ -15,7 +15,7 @@ use crate::control::client::{CallError, Client};
 use crate::control::progress;
 use crate::host::checks;
 use crate::host::mountinfo::{self, Mount};
-use crate::registry::target::{self, Target, Volume};
+use crate::registry::target::{self, RegisteredVolume, Target};
 use crate::term::console::console;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::Show as _;
@@ -153,7 +153,7 @@ fn remount(mount: &Mount, flags: MountFlags) -> Result<()> {
 }
 
 /// The store's directory, if the host has that read-only.
-fn read_only_store(volume: &Volume) -> Option<String> {
+fn read_only_store(volume: &RegisteredVolume) -> Option<String> {
     let directory = checks::directory_of(volume.record().source.as_str())?;
     let is_read_only = statvfs(directory).is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::RDONLY));
     is_read_only.then(|| directory.to_owned())

@@ -16,7 +16,7 @@ pub(super) enum Ends {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum How {
+pub(super) enum UmountKind {
     Plain,
     Lazy,
     Force,
@@ -173,17 +173,17 @@ impl Model {
         all
     }
 
-    pub(super) fn detach(&mut self, path: &str, how: How) -> Ends {
+    pub(super) fn detach(&mut self, path: &str, how: UmountKind) -> Ends {
         let Some(mount) = self.mount_at(path).cloned() else { return Ends::Refused };
         let going = self.subtree(mount.id);
         let is_last = self.places(mount.life) == 1;
-        if how == How::Plain
+        if how == UmountKind::Plain
             && (going.len() > 1 || (is_last && mount.life != 0 && self.holds(mount.life) > 0))
         {
             return Ends::Refused;
         }
         self.mounts.retain(|mount| !going.contains(&mount.id));
-        if how == How::Force {
+        if how == UmountKind::Force {
             let given_up: Vec<usize> =
                 self.lives.values().copied().filter(|life| self.places(*life) == 0).collect();
             // Of the volumes that leave now; others that are only held were not meant.

@@ -1,0 +1,298 @@
+//! Decides which threads read requests, and when another thread is needed for that.
+//!
+//! Purpose: the policy of the reading threads, and nothing of what they do with a request. Any
+//! request may take long (its store may hang), so that one thread at least is always about to read:
+//! the thread that takes a request away from the last one reading wakes or makes another before it
+//! goes on. Threads beyond [`IDLE_MAX`] rest; those that rest for [`IDLE_TIMEOUT`] end.
+//!
+//! Where io_uring brings the requests, the kernel sends by `/dev/fuse` only messages that no
+//! process waits for: FORGET, and INTERRUPT. Each of them would wake a reader at the expense of the
+//! client, and that is most of the cost of a small operation. So one thread waits then, and after a
+//! FORGET it pauses for [`PAUSE`] before it reads again: messages that come meanwhile wake no
+//! thread, and FORGETs come many at a time. ([`ThreadPool::is_relaxed`])
+//!
+//! # State
+//! `ThreadPool::idle` counts threads that read or are on their way there. `PoolState` is under its
+//! mutex.
+//!
+//! # Lock order
+//! `ThreadPool::state` is a leaf but for that of [`Parker`], which is taken under it.
+//!
+//! # Orderings
+//! P1: a thread that finds enough others reading decides again under `ThreadPool::state` before it
+//! rests; a thread that takes the last reader away looks for a resting one under
+//! `ThreadPool::state` after it has lowered `idle`. So one of the two sees the other.
+//!
+//! P2: a thread that raises the bound of threads looks at `idle` afterwards; the thread that takes
+//! the last reader away lowers `idle`, then looks at the bound. All of it is SeqCst: one of them
+//! brings another reader.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use sync::mutant::is_on;
+use sync::{Condvar, Mutex};
+
+use crate::threads::{Parker, ThreadSet, join_all, unlist};
+
+/// Threads that read at the same time at most, when there is nothing to do.
+const IDLE_MAX: usize = 4;
+
+/// Threads that read at the same time at most while io_uring brings the requests.
+const IDLE_MAX_RELAXED: usize = 1;
+
+/// Threads at the beginning.
+const THREADS_AT_FIRST: usize = 2;
+
+/// If more than one of this many places is at work, that is a crowd.
+const CROWDED_ONE_OF: usize = 4;
+
+/// Why reading ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ReadEnd {
+    /// The file system was unmounted.
+    Unmounted,
+    /// The connection was cut.
+    Aborted,
+    /// The device failed.
+    Failed(Errno),
+}
+
+/// Makes the threads of the pool.
+pub(crate) trait Spawn {
+    /// Starts the reading thread of this number.
+    fn spawn(&self, number: usize) -> io::Result<JoinHandle<()>>;
+    /// No thread is left that could read: nor INTERRUPTs.
+    fn on_exhausted(&self);
+}
+
+/// The reading threads of one session.
+#[derive(Debug)]
+pub(crate) struct ThreadPool {
+    pub(super) idle: AtomicUsize,
+    /// Set once, by [`ThreadPool::relax`].
+    is_relaxed: AtomicBool,
+    /// So many threads are at work that no volume is to take more than its part of them.
+    is_crowded: AtomicBool,
+    threads_max: usize,
+    /// Threads beyond them: as many as hang now and are not counted, up to as many again.
+    threads_more: AtomicUsize,
+    state: Mutex<PoolState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct PoolState {
+    threads: ThreadSet,
+    parked: Vec<Arc<Parker<()>>>,
+    ended: Option<ReadEnd>,
+}
+
+impl ThreadPool {
+    pub(crate) fn new(threads_max: usize) -> Self {
+        Self {
+            idle: AtomicUsize::new(0),
+            is_relaxed: AtomicBool::new(false),
+            is_crowded: AtomicBool::new(false),
+            threads_max: threads_max.max(THREADS_AT_FIRST),
+            threads_more: AtomicUsize::new(0),
+            state: Mutex::default(),
+            changed: Condvar::default(),
+        }
+    }
+
+    /// Starts the first threads.
+    pub(crate) fn start(&self, spawner: &impl Spawn) -> io::Result<()> {
+        for _ in 0..THREADS_AT_FIRST {
+            self.spawn(spawner, &mut self.state.lock())?;
+        }
+        Ok(())
+    }
+
+    /// From now on no process waits for what is read.
+    pub(crate) fn relax(&self) {
+        // ORDERING: Relaxed, how many threads read is not exact anyway.
+        self.is_relaxed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether no process waits for what is read.
+    pub(super) fn is_relaxed(&self) -> bool {
+        // ORDERING: Relaxed, as in `relax`.
+        self.is_relaxed.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn idle_max(&self) -> usize {
+        if self.is_relaxed() { IDLE_MAX_RELAXED } else { IDLE_MAX }
+    }
+
+    /// A request was taken: brings another reader if this was the last.
+    pub(super) fn on_request_taken(&self, spawner: &impl Spawn) {
+        // ORDERING: SeqCst, P1: before the look at `parked`.
+        if self.idle.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.bring_another(spawner);
+        }
+    }
+
+    /// Has another thread read, if there can be one.
+    pub(crate) fn bring_another(&self, spawner: &impl Spawn) {
+        let mut state = self.state.lock();
+        if state.ended.is_some() {
+            return;
+        }
+        if let Some(parker) = state.parked.pop() {
+            self.look_at_crowd(&state);
+            // ORDERING: SeqCst, as in `on_request_taken`. Counted here, so that it is not brought
+            // twice.
+            if !is_on("reader-not-counted") {
+                self.idle.fetch_add(1, Ordering::SeqCst);
+            }
+            drop(state);
+            parker.unpark(());
+        } else if state.threads.len() >= self.threads_at_most() {
+            drop(state);
+            spawner.on_exhausted();
+        } else if let Err(error) = self.spawn(spawner, &mut state) {
+            tracing::error!(%error, "no further thread to read requests");
+        }
+    }
+
+    /// Whether so many threads are at work, or were a moment ago, that no volume is to take more
+    /// than its part of them.
+    pub(crate) fn is_crowded(&self) -> bool {
+        // ORDERING: Relaxed, the code that depends on it looks again.
+        self.is_crowded.load(Ordering::Relaxed)
+    }
+
+    fn look_at_crowd(&self, state: &PoolState) {
+        let busy = state.threads.len().saturating_sub(state.parked.len());
+        let is_crowded = busy > self.threads_max / CROWDED_ONE_OF + self.threads_at_most() - self.threads_max;
+        // ORDERING: Relaxed, as in `is_crowded`; written under the lock.
+        self.is_crowded.store(is_crowded, Ordering::Relaxed);
+    }
+
+    /// Threads at most, but for those whose requests were answered by others.
+    pub(crate) fn capacity(&self) -> usize {
+        self.threads_max
+    }
+
+    fn threads_at_most(&self) -> usize {
+        // ORDERING: SeqCst, P2.
+        self.threads_max + self.threads_more.load(Ordering::SeqCst)
+    }
+
+    /// `hanging` threads hang now, and count for no volume: others are to read in their place.
+    pub(crate) fn set_extra_threads(&self, spawner: &impl Spawn, hanging: usize) {
+        // ORDERING: SeqCst, P2.
+        let before = self.threads_more.swap(hanging.min(self.threads_max), Ordering::SeqCst);
+        self.look_at_crowd(&self.state.lock());
+        // ORDERING: SeqCst, P2.
+        if before < hanging && self.idle.load(Ordering::SeqCst) == 0 {
+            self.bring_another(spawner);
+        }
+    }
+
+    fn spawn(&self, spawner: &impl Spawn, state: &mut PoolState) -> io::Result<()> {
+        // ORDERING: SeqCst, as in `on_request_taken`.
+        self.idle.fetch_add(1, Ordering::SeqCst);
+        match spawner.spawn(state.threads.next_number()) {
+            Ok(handle) => {
+                state.threads.add(handle);
+                self.look_at_crowd(state);
+                Ok(())
+            }
+            Err(error) => {
+                // ORDERING: SeqCst, as in `on_request_taken`.
+                self.idle.fetch_sub(1, Ordering::SeqCst);
+                Err(error)
+            }
+        }
+    }
+
+    /// A request was served: says whether to read on, `false` to end.
+    pub(super) fn after_request(&self, parker: &Arc<Parker<()>>) -> bool {
+        // ORDERING: SeqCst, P1. A value that is too large or too small by a few is harmless: it is
+        // looked at again under the lock before anything depends on it.
+        if self.idle.load(Ordering::SeqCst) < self.idle_max() {
+            // ORDERING: SeqCst, as in `on_request_taken`.
+            self.idle.fetch_add(1, Ordering::SeqCst);
+            return true;
+        }
+        self.park(parker)
+    }
+
+    fn park(&self, parker: &Arc<Parker<()>>) -> bool {
+        {
+            let mut state = self.state.lock();
+            if state.ended.is_some() {
+                return false;
+            }
+            // ORDERING: SeqCst, P1: after the lock.
+            if self.idle.load(Ordering::SeqCst) == 0 && !is_on("reader-rests-unchecked") {
+                self.idle.fetch_add(1, Ordering::SeqCst);
+                return true;
+            }
+            state.parked.push(Arc::clone(parker));
+            self.look_at_crowd(&state);
+        }
+        // A thread that was taken from the list is counted as reading already.
+        parker.park(|| unlist(&mut self.state.lock().parked, parker)).is_some()
+            && self.state.lock().ended.is_none()
+    }
+
+    /// Reading has ended, for this reason.
+    pub(crate) fn end(&self, end: ReadEnd) {
+        let mut state = self.state.lock();
+        state.ended.get_or_insert(end);
+        for parker in state.parked.drain(..) {
+            parker.unpark(());
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    pub(super) fn remove_thread(&self, number: usize) {
+        let mut state = self.state.lock();
+        state.threads.remove(number);
+        self.look_at_crowd(&state);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits until reading has ended, and then for the threads, `grace` at most. Says why reading
+    /// ended and how many threads are left in calls that do not return.
+    pub(crate) fn wait(&self, grace: Duration) -> (ReadEnd, usize) {
+        let mut state = self.state.lock();
+        while state.ended.is_none() && !state.threads.is_empty() {
+            self.changed.wait(&mut state);
+        }
+        let until = Instant::now() + grace;
+        while !state.threads.is_empty() {
+            if self.changed.wait_until(&mut state, until) {
+                break;
+            }
+        }
+        let end = state.ended.clone().unwrap_or(ReadEnd::Failed(Errno::NOMEM));
+        let stuck = state.threads.len();
+        let ending = state.threads.take_ending();
+        drop(state);
+        join_all(ending, "a reading thread panicked outside a request");
+        (end, stuck)
+    }
+
+    /// How many threads there are.
+    pub(crate) fn threads(&self) -> usize {
+        self.state.lock().threads.len()
+    }
+
+    /// Waits for `period`, or the end; says whether reading has ended.
+    pub(super) fn wait_ended(&self, period: Duration) -> bool {
+        let mut state = self.state.lock();
+        let until = Instant::now() + period;
+        while state.ended.is_none() && !self.changed.wait_until(&mut state, until) {}
+        state.ended.is_some()
+    }
+}

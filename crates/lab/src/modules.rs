@@ -1,0 +1,136 @@
+//! `lab modules`: which module of a crate uses which, and the circles among them.
+//!
+//! A circle of modules can only be understood, moved or tested whole. This command reads the
+//! sources ([`source`]), finds the circles of every crate of the workspace ([`graph`]) and prints
+//! them. With `--check` it fails on a circle that `.ci/circles` does not know: a line of that file
+//! is a circle, its files in any order; a circle that has become smaller is known.
+//!
+//! Exit codes: 0 done; 1 a new circle, or a file that cannot be read; 2 the command line is wrong.
+
+mod graph;
+mod source;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Parser;
+
+use graph::Graph;
+use source::Source;
+
+/// The name of the command.
+pub(crate) const COMMAND: &str = "modules";
+
+/// The circles that are known, from the workspace's directory.
+const KNOWN: &str = ".ci/circles";
+
+/// Prints the circles among the modules of each crate, and which files make them.
+#[derive(Debug, Parser)]
+#[command(name = "lab modules")]
+struct Arguments {
+    /// Fail if there is a circle that .ci/circles does not know
+    #[arg(long)]
+    check: bool,
+    /// Print a JSON object: for each crate its files, and which it uses
+    #[arg(long, conflicts_with = "check")]
+    json: bool,
+    /// The workspace's directory
+    #[arg(default_value = ".")]
+    root: PathBuf,
+}
+
+/// Runs the command line of this process, whose first argument is [`COMMAND`].
+pub(crate) fn main() -> ExitCode {
+    let arguments = Arguments::parse_from(std::env::args_os().skip(1));
+    match run(&arguments) {
+        Ok(is_good) if is_good => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("lab: modules: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<bool> {
+    let crates = graphs(&arguments.root)?;
+    let mut out = std::io::stdout().lock();
+    if arguments.json {
+        let all: serde_json::Map<_, _> =
+            crates.iter().map(|(name, graph)| (name.clone(), serde_json::json!(graph.uses))).collect();
+        writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
+        return Ok(true);
+    }
+    let known = if arguments.check { known(&arguments.root.join(KNOWN))? } else { Vec::new() };
+    let mut is_good = true;
+    for (name, graph) in &crates {
+        let circles = graph.circles();
+        if !arguments.check {
+            let arrows: usize = graph.uses.values().map(BTreeSet::len).sum();
+            writeln!(out, "{name}: {} files, {arrows} uses, {} circles", graph.uses.len(), circles.len())?;
+            for circle in &circles {
+                writeln!(out, "{}", shown(graph, circle))?;
+            }
+            continue;
+        }
+        for circle in circles.iter().filter(|circle| !is_known(&known, circle)) {
+            is_good = false;
+            eprintln!("lab: modules: a new circle in {name}:\n{}", shown(graph, circle));
+        }
+    }
+    if !is_good {
+        eprintln!(
+            "lab: modules: move what these share to a module below them; only if that cannot be, to {KNOWN}"
+        );
+    }
+    Ok(is_good)
+}
+
+/// The graph of each crate, by the crate's name, with files from the workspace's directory.
+fn graphs(root: &Path) -> anyhow::Result<Vec<(String, Graph)>> {
+    let dir = root.join("crates");
+    let entries = fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
+    let mut names = entries.map(|entry| Ok(entry?.file_name())).collect::<std::io::Result<Vec<_>>>()?;
+    names.sort_unstable();
+    let mut graphs = Vec::new();
+    for name in names {
+        let src = dir.join(&name).join("src");
+        // A program that has a library uses it as another crate.
+        let Some(file) = ["lib.rs", "main.rs"].iter().map(|file| src.join(file)).find(|file| file.exists())
+        else {
+            continue;
+        };
+        let graph = Graph::of(&Source::read(&file)?);
+        graphs.push((name.to_string_lossy().into_owned(), graph.relative_to(root)));
+    }
+    Ok(graphs)
+}
+
+fn known(file: &Path) -> anyhow::Result<Vec<BTreeSet<PathBuf>>> {
+    let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    Ok(lines.map(|line| line.split_whitespace().map(PathBuf::from).collect()).collect())
+}
+
+fn is_known(known: &[BTreeSet<PathBuf>], circle: &BTreeSet<&PathBuf>) -> bool {
+    known.iter().any(|one| circle.iter().all(|file| one.contains(*file)))
+}
+
+/// A line for each file: which others of the circle it uses.
+fn shown(graph: &Graph, circle: &BTreeSet<&PathBuf>) -> String {
+    let uses = |file: &PathBuf| {
+        let others = graph.uses[file].iter().filter(|other| circle.contains(other));
+        others.map(|other| other.display().to_string()).collect::<Vec<_>>().join(" ")
+    };
+    circle
+        .iter()
+        .map(|file| format!("    {} uses {}", file.display(), uses(file)))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
