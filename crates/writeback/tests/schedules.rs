@@ -8,8 +8,8 @@
 //! | WB-R1 (`base` is caught without help) | [`wb_r1_base_is_caught`] | it is one |
 //! | WB-R6 | [`wb_r6_rmbarrier_is_right_with_direct_queueing`], [`wb_r6_rmbarrier_is_caught_with_deferred_queueing`] | it is one |
 //! | WB-R1 (`race` asks whether any switch is in flight) | [`wb_r1_race_is_right`] | `switch-counted-late` |
-//! | WB-R8 | [`wb_r8_switching_keeps_the_sums`] | `switch-no-domain` |
-//! | WB-R8 in a drain | [`a_drain_waits_for_the_grace_period_of_what_it_moves`] | `switch-drain-no-domain` |
+//! | WB-R8 | [`wb_r8_switching_keeps_the_sums`] | `switch-no-grace` |
+//! | WB-R8 in a drain | [`a_drain_waits_for_the_grace_period_of_what_it_moves`] | `switch-drain-no-grace` |
 //! | a sync misses no inode that moves | [`a_sync_finds_what_moves`] | `sync-beside-switch` |
 //! | a removed cgroup's inodes are found at its parent | [`inodes_of_a_removed_cgroup_are_its_parents`] | |
 //! | an inode is listed with its wb, not with one that had its index before | [`an_index_that_is_given_again_misleads_nobody`] | `wb-index-reused` |
