@@ -241,7 +241,8 @@ fn of_three_flushers_two_may_be_at_one_wb() {
     assert_eq!(hanging_at_once(3), 2);
 }
 
-/// No thread kicks and nothing else becomes dirty: the alarm alone makes a flusher write it.
+/// No thread asks for more and nothing else becomes dirty: the timer alone makes a flusher write
+/// it.
 #[test]
 fn data_is_written_by_its_age_alone() {
     let rest = Duration::from_millis(20);

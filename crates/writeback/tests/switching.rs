@@ -355,7 +355,7 @@ fn unmount_in_between(make: impl FnOnce(DelayPoint) -> Box<dyn DrainStrategy>) -
             bdi.evict()
         })
     };
-    // A wrong discipline returns soon; a right one must not until the switcher goes on.
+    // A wrong strategy returns soon; a right one must not until the switcher goes on.
     let patience = std::time::Instant::now() + Duration::from_millis(200);
     while !is_drained.load(Ordering::SeqCst) && std::time::Instant::now() < patience {
         thread::sleep(Duration::from_millis(1));

@@ -12,7 +12,7 @@ impl Volume {
     /// file.
     ///
     /// # Errors
-    /// The store's, and [`Error::NoHandle`].
+    /// The store's, and [`Error::NoHandle`](crate::Error::NoHandle).
     pub fn read(&self, ctx: &Ctx<'_>, handle: HandleId, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let file = self.readable(handle)?;
         file.inode.read(ctx, offset, buf)

@@ -229,7 +229,8 @@ impl Model {
         self.now() - begun
     }
 
-    /// Writes the data that is dirty since `epoch` or before. A sleep ends only with a kick.
+    /// Writes the data that is dirty since `epoch` or before. A sleep ends only when a boost wakes
+    /// it.
     pub(crate) fn write_until_kicked(&self, file: &Arc<File>, epoch: u64) {
         let throttled_write = self.bdi.throttled_write(file, epoch, OnLimit::Wait);
         let owner = self.bdi.owner_of(file).unwrap_or(CgroupId::ROOT);

@@ -78,7 +78,7 @@ pub(crate) struct ThreadPool {
     is_relaxed: AtomicBool,
     /// So many threads are at work that no volume is to take more than its part of them.
     is_crowded: AtomicBool,
-    threads_max: usize,
+    pub(super) threads_max: usize,
     /// Threads beyond them: as many as hang now and are not counted, up to as many again.
     threads_more: AtomicUsize,
     state: Mutex<PoolState>,

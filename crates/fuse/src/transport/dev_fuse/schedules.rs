@@ -30,7 +30,8 @@ fn check(is_relaxed: bool) {
         let options = Options { flushers: 1, ..Options::default() };
         let volume = Volume::new(MemStore::new(1 << 20), options).unwrap();
         let (_kernel, device) = rustix::pipe::pipe().unwrap();
-        let mut pool = ThreadPool { threads_max: 0, ..ThreadPool::new(0) };
+        let mut pool = ThreadPool::new(0);
+        pool.threads_max = 0;
         if is_relaxed {
             pool.relax();
         }
