@@ -4,11 +4,7 @@
 //! | claim | test | mutants |
 //! |---|---|---|
 //! | an inode that becomes dirty is written, whatever flushers do at that moment | [`everything_is_written`] | `bdi-unset-after-look`, `bdi-leave-unchecked` |
-<<<<<<< HEAD
-//! | a wb that was barred is served when there is room | [`a_wb_with_one_that_hangs_gets_another_flusher_when_one_is_free`] | `bdi-barred-for-good` |
-=======
 //! | a wb that was blocked is served when there is room | [`a_wb_with_one_that_hangs_gets_another_flusher_when_one_is_free`] | `bdi-barred-for-good` |
->>>>>>> 9d4d40ef1f4f16c2a983e8444ae9d97de0760d68
 //! | inodes that hang in one wb leave a flusher for the others | [`a_hung_wb_holds_up_no_other`] | `bdi-last-one-goes` |
 //! | while a writer waits for room in the cache, all resting data is written, of any owner and any time | [`who_waits_for_room_has_written_what_rests`] | `bdi-waits-told-first`, `bdi-unset-after-look` |
 //! | as long as one waits, even after another has gone on | [`one_who_goes_on_is_not_the_last_who_waits`] | `bdi-waits-uncounted` |
