@@ -35,7 +35,7 @@ use std::process::ExitCode;
 pub(crate) const COMMAND: &str = "mutants";
 
 /// As many mutants as there have been: a reading that finds fewer does not see all.
-const FLOOR: usize = 166;
+const FLOOR: usize = 200;
 
 /// Runs the command line of this process, whose first argument is [`COMMAND`].
 pub(crate) fn main() -> ExitCode {
