@@ -21,13 +21,13 @@ mod attached;
 mod clones;
 mod force;
 mod list;
+mod types;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use fuse::{Detach, SessionView, TreeError, TreeHandle};
-use sync::Mutex;
 use volume::events::Life;
 use volume::{DrainReport, Tenants, Volume};
 
@@ -47,49 +47,14 @@ use crate::registry::{self, Record, RuntimeDir};
 use crate::term::problem::Problem;
 use crate::term::shown::{Name, Show as _, exact};
 
-pub use attached::Attached;
-use clones::Clones;
 use force::unless_given_up;
-use list::AttachedIndex;
+pub use types::{Attached, Attachments};
+use types::{CLOSING, Mountpoint};
 
-/// How long the kernel may take to report a close.
-const CLOSING: Duration = Duration::from_secs(2);
 /// The part of all descriptors that is left to volumes that are attached already.
 const DESCRIPTORS_LEFT: u64 = 16;
 /// Files and cgroups that are named in an answer about many volumes, after which it ends.
 const LINES_MAX: usize = 10_000;
-
-/// The volumes that are attached to one mountpoint.
-#[derive(Debug)]
-pub struct Attachments {
-    pub(super) tree: TreeHandle,
-    clones: Clones,
-    pub(super) session: SessionView,
-    root: VolumeInfo,
-    runtime_dir: RuntimeDir,
-    /// Those of all volumes of this process.
-    tenants: Arc<Tenants>,
-    server: OnceLock<Server>,
-    list: Mutex<AttachedIndex>,
-    /// Those that ended with data that was not written.
-    failed: Mutex<Vec<(String, Ended)>>,
-    /// How often ended volumes waited for inodes that were changing their owners, and how long.
-    pub(super) drains: Mutex<(u64, Duration)>,
-}
-
-/// A mountpoint, and the namespace that it shows.
-#[derive(Debug, Clone)]
-pub(crate) struct Mountpoint {
-    tree: TreeHandle,
-    path: PathBuf,
-}
-
-impl Mountpoint {
-    /// A path inside it as the host sees it.
-    fn join(&self, path: &Path) -> PathBuf {
-        self.path.join(path)
-    }
-}
 
 impl Attachments {
     /// None so far.

@@ -17,7 +17,7 @@ use std::time::Instant;
 use fuse::TreeError;
 use volume::events::Life;
 
-use super::{Attached, Attachments, CLOSING, Mountpoint};
+use super::types::{Attached, Attachments, CLOSING, Mountpoint};
 use crate::cli::opts::MountOptions;
 use crate::control::volume_id::VolumeId;
 use crate::host::checks;

@@ -1,7 +1,7 @@
 //! An attached volume: its record, its control socket, its end.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
 use sync::Mutex;
@@ -9,37 +9,16 @@ use tokio::sync::watch;
 use volume::events::Events;
 use volume::{DrainReport, Volume, VolumeState};
 
-use super::{Attachments, Mountpoint};
+use super::types::{Attached, Attachments, Mountpoint};
 use crate::cli::opts::MountOptions;
 use crate::control::api::{
     DetachRequest, Ended, LimitRequest, Limits, Process, Requests, State, Status, Synced, UmountReply,
     UmountRequest, now_ms,
 };
-use crate::control::volume_id::VolumeId;
 use crate::control::{server::ListenerGuard, service::Service};
 use crate::daemon::figures;
 use crate::registry::{Record, Registration};
 use crate::term::shown::{Name, exact};
-
-/// An attached volume.
-#[derive(Debug)]
-pub struct Attached {
-    all: Weak<Attachments>,
-    pub(super) id: VolumeId,
-    pub(super) source: String,
-    /// Where it was seen last.
-    path: Mutex<PathBuf>,
-    /// Where it was attached last; the number in it stays.
-    place: Mutex<Option<fuse::Attached>>,
-    /// The options that it was attached with.
-    pub(super) options: MountOptions,
-    pub(super) volume: Arc<Volume>,
-    read_only: bool,
-    started_ms: u64,
-    ended: watch::Sender<Option<Ended>>,
-    registration: Mutex<Option<Registration>>,
-    listener: Mutex<Option<ListenerGuard>>,
-}
 
 impl Attached {
     pub(super) fn new(

@@ -11,9 +11,8 @@ use std::sync::{Arc, Weak};
 
 use fuse::mount::shown_clone;
 use rustix::event::{PollFd, PollFlags, poll};
-use sync::Mutex;
 
-use super::{Attachments, Mountpoint};
+use super::types::{Attachments, CloneMount, Clones, Mountpoint};
 use crate::control::api::{
     CloneReply, CloneRequest, CloneStatus, LeaveReply, LeaveRequest, Propagation, UmountKind,
 };
@@ -23,25 +22,6 @@ use crate::host::mountinfo::{Device, Mount, MountTable};
 use crate::host::unmount::Outcome;
 use crate::host::{checks, utab};
 use crate::term::shown::{Name, Show as _};
-
-/// All of a mount process.
-#[derive(Debug, Default)]
-pub(super) struct Clones(Mutex<CloneList>);
-
-#[derive(Debug, Default)]
-struct CloneList {
-    shown: Vec<Arc<CloneMount>>,
-    /// Whether a thread looks at the mount table.
-    is_watched: bool,
-}
-
-/// A clone and where it is.
-#[derive(Debug)]
-struct CloneMount {
-    mountpoint: Mountpoint,
-    propagation: Propagation,
-    _utab: Option<utab::Entry>,
-}
 
 impl Clones {
     pub(super) fn mountpoints(&self) -> Vec<Mountpoint> {

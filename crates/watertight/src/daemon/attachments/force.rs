@@ -14,7 +14,7 @@ use fuse::Detach;
 use sync::Mutex;
 use volume::abort::CALLS;
 
-use super::{Attached, Attachments, Mountpoint};
+use super::types::{Attached, Attachments, Mountpoint};
 use crate::host::spawn_for_result;
 
 /// How long a volume that is given up may take to end.

@@ -1,19 +1,14 @@
 //! The attached volumes, of which there may be thousands: found by id, by number, and by the path
 //! where they were last seen.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::Attached;
+use super::types::{Attached, AttachedIndex, Key};
 use crate::control::volume_id::VolumeId;
-
-/// A path with NUL, which no path has, for its slashes. So the order of the bytes is that of the
-/// paths' parts, and the paths below a directory come next to it. Comparing two paths part by part
-/// is far slower.
-type Key = Vec<u8>;
 
 fn key(path: &Path) -> Key {
     let bytes = path.as_os_str().as_bytes();
@@ -27,16 +22,6 @@ fn below<'m, T>(map: &'m BTreeMap<Key, T>, dir: &Path) -> impl Iterator<Item = &
     let is_there =
         move |at: &[u8]| at.strip_prefix(&*dir).is_some_and(|rest| rest.first().is_none_or(|&b| b == 0));
     all.take_while(move |(at, _)| is_there(at)).map(|(_, one)| one)
-}
-
-/// Those of a mount process.
-#[derive(Debug, Default)]
-pub(super) struct AttachedIndex {
-    by_id: BTreeMap<VolumeId, Arc<Attached>>,
-    /// As the tree numbers them.
-    by_number: HashMap<u64, Arc<Attached>>,
-    /// The newest last: it may be on top of others.
-    by_path: BTreeMap<Key, Vec<Arc<Attached>>>,
 }
 
 impl AttachedIndex {
