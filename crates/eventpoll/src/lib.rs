@@ -25,9 +25,9 @@
 //! # What it promises
 //! * **A producer never waits**: neither for another producer nor for a consumer. It takes no lock
 //!   that either of them holds, and makes a system call only if a consumer sleeps that was not
-//!   woken. There are two exceptions, both in the reclamation of memory (`rcu`), with locks that
-//!   are held for as long as a list is changed: the first signal of a thread's life registers the
-//!   thread, and a signal during which a grace period began to sleep wakes that grace period. A
+//!   woken. There are two exceptions, both in the reclamation of memory (`rcu`): the first signal
+//!   of a thread's life registers the thread, under a lock that is held for as long as a list is
+//!   changed; and a signal during which a grace period began to sleep wakes it by a system call. A
 //!   real-time thread that signals once before it begins has the first behind it.
 //! * **A signal that has returned is seen** by every wait that begins later, wherever other threads
 //!   were stopped. So a consumer of high priority never waits for a producer of low priority.

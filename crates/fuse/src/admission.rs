@@ -4,10 +4,11 @@
 //! mountpoint. [`admit`] takes a request that was read through these steps; the first that applies
 //! decides:
 //!
-//! 1. Its volume's store is known not to answer: it starts within the quota of stalled volumes, or
-//!    is refused (module [`stall_quota`]).
-//! 2. It has waited already, is exempt from the quota, or is DESTROY: it starts.
-//! 3. Few threads are at work, or its volume may have another one: it starts (module [`queue`]).
+//! 1. Its volume is an attached one whose store is known not to answer: an exempt request starts,
+//!    another one starts within the quota of stalled volumes, or is refused (module [`stall_quota`]).
+//! 2. It has waited already, or is DESTROY: it starts.
+//! 3. Nothing is attached to the mountpoint, io_uring brought it, few threads are at work, or its
+//!    volume may have another one: it starts (module [`queue`]).
 //! 4. Its answer carries no information: it starts, and the volume closes the file by itself.
 //! 5. It waits in the queue; if that is full, it starts.
 //!

@@ -135,7 +135,7 @@ impl Connection {
         if let Some(detector) = &self.page {
             detector.page.end();
         }
-        // ORDERING: Release, pairs with the Acquire in `run`, which sees the handler's work.
+        // ORDERING: Release, pairs with the Acquire in `Session::wait`, which sees the handler's work.
         self.destroyed.store(true, Ordering::Release);
     }
 }

@@ -26,11 +26,13 @@
 //!
 //! # Lock order
 //! ```text
-//! Served::names       of the volume that something is attached to
+//! AttachedVolume::names       of the volume that something is attached to
 //!   the tree of the namespace (see the crate mounts)
-//!   Tree::state
-//!   Served::holds, Served::on_end      leaves; no code that ends a volume is called under them
+//!   MountTree::state
+//!   AttachedVolume::open_refs, on_end      leaves; no code that ends a volume is called under them
 //! ```
+//! That volume's store is called under `names`, to see that a directory is still there: its own
+//! renames and removals wait meanwhile, other volumes do not.
 //!
 //! # Orderings
 //! P1: `generation` is stored after the snapshot was replaced, both under `state`; a thread that

@@ -37,7 +37,7 @@ impl TreeHandle {
     /// is, in this one; otherwise neither.
     ///
     /// # Errors
-    /// [`TreeError::NoTags`], [`TreeError::TreeHandle`]; the namespace is as it was.
+    /// [`TreeError::NoTags`], [`TreeError::Tree`]; the namespace is as it was.
     pub fn clone_namespace(&self, propagation: Propagation) -> Result<Self, TreeError> {
         let view = self.shared.tree.clone_view(&self.view, propagation)?;
         Ok(Self { shared: Arc::clone(&self.shared), view })

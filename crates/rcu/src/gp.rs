@@ -37,6 +37,11 @@
 //!   `started`, heavy fence, load `ctr`. A number that the taker did not see belongs to a grace
 //!   period that sees the unpublishing.
 //! * P5 grace period: store `completed` with release. A poller loads it with acquire.
+//! * P6 a thread that registers beside a grace period (`scan_readers`): registered before the scan
+//!   takes `readers` for the last time, it is scanned like the others (P1). Registered after that,
+//!   it is not waited for: the fence came before the scan gave `readers` back, so that the thread,
+//!   which takes `readers` later, reads what was published instead. Where there is no reader the
+//!   fence is made under the lock.
 //!
 //! # Lock order
 //! `gp_lock`, then `readers`. A section takes neither. A thread takes `readers`, and nothing under
@@ -245,7 +250,7 @@ impl GracePeriods {
         reader
     }
 
-    /// Registers a reader. Grace periods that begin later look at it.
+    /// Registers a reader. Every grace period whose scan takes `readers` later looks at it (P6).
     pub fn register(&self, reader: Arc<Reader>) {
         self.readers.lock().push(reader);
     }

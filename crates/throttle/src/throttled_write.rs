@@ -39,7 +39,7 @@ pub struct ThrottledWrite<'a> {
 
 impl fmt::Debug for ThrottledWrite<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("Pass");
+        let mut debug = f.debug_struct("ThrottledWrite");
         debug.field("epoch", &self.epoch).field("inode", &self.inode).field("how", &self.on_limit);
         debug.finish_non_exhaustive()
     }

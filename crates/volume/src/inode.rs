@@ -173,7 +173,10 @@ impl Inode {
     pub(crate) fn set_file(&self, access: Access, file: &Arc<dyn File>) {
         let mut open = self.file.lock();
         if open.as_ref().is_none_or(|open| open.access == Access::Read) {
-            *open = Some(OpenFile { access, file: Arc::clone(file) });
+            let before = open.replace(OpenFile { access, file: Arc::clone(file) });
+            drop(open);
+            // This may close a file, for which its store may be waited.
+            drop(before);
         }
     }
 

@@ -20,17 +20,17 @@
 //! one that has waited, that of the volume with the fewest threads at work first, before it reads
 //! on, and serves it as if it came just now: with the tree and the volume as they are then.
 //!
-//! A RELEASE or FORGET does not wait there: the volume closes the file by itself (module `later` of
-//! the volume), and the request is answered at once. So it does not fill the number of requests
-//! without a waiting process either, which the kernel bounds for the whole mountpoint. A request
-//! that waits for a lock has no thread.
+//! A RELEASE does not wait there: the volume closes the file by itself (its module
+//! `deferred_close`), and the request is answered at once. So it does not fill the number of requests
+//! without a waiting process either, which the kernel bounds for the whole mountpoint. FORGET has
+//! no answer, and does not wait either.
 //!
 //! Bounded: [`QUEUED_PER_THREAD`] requests for each place, and their messages by the largest
 //! WRITE for each place. A request that finds the queue full keeps its thread. Over io_uring a
 //! request keeps its entry until it is answered, so that there is no queue.
 //!
 //! # Lock order
-//! `AdmissionQueue::state`, then `InFlight::slots`. `RequestSlot::cancel` is taken with neither.
+//! As in [`in_flight`](crate::in_flight).
 //!
 //! # Orderings
 //! P5: no request waits while none of its volume is at work. A thread that lets a request wait

@@ -19,7 +19,7 @@
 //! the kernel bounds how many it has under way for the whole mountpoint (`max_background`),
 //! together with reading ahead. So those in hand when the stall is noticed are answered, while
 //! their threads go on, uncounted. Later ones do not call the store: the volume closes these files
-//! by itself (module `later` of the volume). FORGET has no answer; its thread is uncounted, too.
+//! by itself (its module `deferred_close`). FORGET has no answer; its thread is uncounted, too.
 //!
 //! The thread counts: a request whose caller was killed has its place until the store's call has
 //! returned. A place is given back before the answer is written (`RequestSlot::claim`): the

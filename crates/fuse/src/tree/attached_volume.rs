@@ -46,7 +46,7 @@ pub(crate) struct AttachedVolume {
     domain: Domain,
     is_closed: AtomicBool,
     /// Callers that wait for it get an error. Its orderings are those of module
-    /// `in_flight::stall_quota`.
+    /// `admission::stall_quota`.
     pub(crate) is_aborted: AtomicBool,
     /// When it was given up.
     aborted_at: OnceLock<Instant>,
@@ -237,7 +237,7 @@ impl Superblock for AttachedVolume {
     }
 
     fn force(&self) {
-        // ORDERING: SeqCst, P3 of `in_flight::stall_quota`: before the look at the slots.
+        // ORDERING: SeqCst, P3 of `admission::stall_quota`: before the look at the slots.
         self.is_aborted.store(true, Ordering::SeqCst);
         self.aborted_at.get_or_init(Instant::now);
         self.volume.abort();

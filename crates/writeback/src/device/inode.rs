@@ -177,7 +177,7 @@ impl<I: Inode> Drop for InodeWb<I> {
 
 impl<I: Inode> fmt::Debug for InodeWb<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link")
+        f.debug_struct("InodeWb")
             .field("number", &self.number)
             .field("wb", &self.wb)
             .field("switching", &self.switching)

@@ -30,7 +30,7 @@
 //!
 //! Lock order: `Budget::queue` is a leaf; waiters are woken outside it.
 //!
-//! Access: `used` only in `try_take` and `release`; `waiting` is raised under `queue`, lowered
+//! Access: `used` is changed only in `try_take` and `release`; `waiting` is raised under `queue`, lowered
 //! and read without.
 
 use std::cell::Cell;

@@ -32,7 +32,7 @@ mod checked {
     #[derive(Debug, Default)]
     struct Inner {
         sections: RwLock<()>,
-        /// Domain periods so far; changed while no thread reads.
+        /// Grace periods so far; changed while no thread reads.
         periods: AtomicUsize,
         callbacks: Mutex<Vec<thread::JoinHandle<()>>>,
     }

@@ -216,8 +216,8 @@ impl Drain {
         let at = shard % self.shards.len();
         let shard = &self.shards[at];
         let bit = 1 << at;
-        // ORDERING: Relaxed, P1. A bit that another thread set is older than what this load read,
-        // and so it is for unmount.
+        // ORDERING: Relaxed, P1 by the fence below: where this load finds a bit that another thread
+        // set, the fence puts that bit, too, before this thread's look at `active`.
         if self.used.load(Ordering::Relaxed) & bit == 0 && !is_on("drain-used-unset") {
             self.used.fetch_or(bit, Ordering::Relaxed);
         }

@@ -38,7 +38,7 @@ struct State {
 
 impl fmt::Debug for WorkQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue").field("name", &self.0.name).finish_non_exhaustive()
+        f.debug_struct("WorkQueue").field("name", &self.0.name).finish_non_exhaustive()
     }
 }
 
