@@ -8,12 +8,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mounts::{SuperblockRef, Umount, VfsPath};
+use mounts::{MountId, NewMount, SuperblockRef, Umount, VfsPath};
 use sync::atomic::Ordering;
 use volume::{NodeId, Volume};
 
 use super::attached_volume::{AttachedVolume, OnEnd};
-use super::mount_node::{Attachment, MountNode, NodePin};
+use super::mount_node::{Attachment, Dentry, MountNode, NodePin};
 use super::mount_tree::MountTree;
 use super::namespace_view::NamespaceView;
 use super::registry::{cover, first, invalidate_mount, invalidate_name, uncover};
@@ -33,9 +33,7 @@ impl MountTree {
         on_end: OnEnd,
     ) -> Result<Attached, TreeError> {
         let (resolved, namespace) = (self.walk(at)?, &at.0.namespace);
-        let (Some(place), Some(name)) = (resolved.place(), resolved.name.clone()) else {
-            return Err(TreeError::IsRoot);
-        };
+        let target = resolved.target()?;
         let (tag, mount_tag) = (self.new_tag()?, self.new_tag()?);
         // A sync of the mountpoint while this volume is stalled has to report whether the caller's
         // cgroup has data in it.
@@ -52,28 +50,48 @@ impl MountTree {
         // Before a path can cross into it.
         let files = MountNode::of_files(tag, (Arc::clone(&served), superblock.clone()), namespace);
         self.change(|state, snapshot| state.add_node(snapshot, Arc::new(files)));
-        let mounted = || {
+        let volume = (&served, &superblock);
+        let mount = self.mount_volume(dev, at, (resolved, target), (tag, mount_tag), volume);
+        let mount = mount.inspect_err(|_| self.forget_volume(tag))?;
+        served.remove_mount(tag);
+        Ok(Attached { mount, volume: tag, superblock })
+    }
+
+    /// Mounts a volume, which the tag `files` names, on a directory, by a mount with the tag
+    /// `mount_tag`.
+    pub(super) fn mount_volume(
+        &self,
+        dev: &Dev,
+        (view, path): (&NamespaceView, &Path),
+        (resolved, (place, name)): (ResolvedPath, (VfsPath, Arc<Dentry>)),
+        (files, mount_tag): (NodeTag, NodeTag),
+        (served, superblock): (&Arc<AttachedVolume>, &SuperblockRef),
+    ) -> Result<MountId, TreeError> {
+        let made = {
             // No other thread takes the directory's name away meanwhile.
             let below = Arc::clone(&resolved.node.served);
             let _names = below.names.write();
-            self.check_still_there(&resolved, at.1)?;
+            self.check_still_there(&resolved, path)?;
             served.add_mount(mount_tag);
             if self.has_clones() {
                 // A path may lead to it in a clone before that is registered.
-                served.add_mount(tag);
+                served.add_mount(files);
             }
-            let made = namespace.attach_all(place, "", &superblock)?;
-            let volume = (Arc::clone(&served), superblock.clone());
-            let mount_node = MountNode::of_mount(mount_tag, (first(&made), NodeId::ROOT), volume, namespace);
-            self.register((mount_node, NodePin::root_of(&served)), (resolved.on, resolved.node), &name);
-            Ok(made)
+            let made = view.namespace.attach_all(place, "", superblock)?;
+            let (mount, volume) = ((first(&made), NodeId::ROOT), (Arc::clone(served), superblock.clone()));
+            let mount_node = MountNode::of_mount(mount_tag, mount, volume, &view.namespace);
+            self.register((mount_node, NodePin::root_of(served)), (resolved.on, resolved.node), &name);
+            made
         };
-        let made = mounted().inspect_err(|_: &TreeError| self.forget_volume(tag))?;
-        invalidate_name(dev, &name, None);
-        self.drop_if_unmounted(dev, first(&made));
-        self.register_copies(dev, &made);
-        served.remove_mount(tag);
-        Ok(Attached { mount: first(&made), volume: tag, superblock })
+        Ok(self.show_new(dev, &name, &made))
+    }
+
+    /// The kernel and requests learn of new mounts; returns the one that was asked for.
+    fn show_new(&self, dev: &Dev, name: &Dentry, made: &[NewMount]) -> MountId {
+        invalidate_name(dev, name, None);
+        self.drop_if_unmounted(dev, first(made));
+        self.register_copies(dev, made);
+        first(made)
     }
 
     /// Takes away what is attached at a path. On return no path leads there, for any process; and
@@ -153,9 +171,7 @@ impl MountTree {
     ) -> Result<(), TreeError> {
         let place = self.attached_at((view, from))?;
         let resolved = self.walk((view, to))?;
-        let (Some(target), Some(new_name)) = (resolved.place(), resolved.name.clone()) else {
-            return Err(TreeError::IsRoot);
-        };
+        let (target, new_name) = resolved.target()?;
         let old_name = {
             let below = Arc::clone(&resolved.node.served);
             let _names = below.names.write();
@@ -189,11 +205,8 @@ impl MountTree {
     ) -> Result<(), TreeError> {
         let source = self.walk((view, from))?;
         let resolved = self.walk((view, to))?;
-        let (Some(place), Some(target), Some(name)) =
-            (source.place(), resolved.place(), resolved.name.clone())
-        else {
-            return Err(TreeError::IsRoot);
-        };
+        let (target, name) = resolved.target()?;
+        let place = source.place().ok_or(TreeError::IsRoot)?;
         let tag = self.new_tag()?;
         let served = Arc::clone(&source.on.served);
         let superblock = source.on.superblock.clone();
@@ -209,9 +222,7 @@ impl MountTree {
             self.register((mount_node, source.node), (resolved.on, resolved.node), &name);
             made
         };
-        invalidate_name(dev, &name, None);
-        self.drop_if_unmounted(dev, first(&made));
-        self.register_copies(dev, &made);
+        self.show_new(dev, &name, &made);
         Ok(())
     }
 

@@ -13,12 +13,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use mounts::VfsPath;
-use volume::NodeId;
 
-use super::mount_node::{MountNode, NodePin};
 use super::mount_tree::MountTree;
 use super::namespace_view::NamespaceView;
-use super::registry::{first, invalidate_name};
 use super::types::{Attached, Detach, TreeError};
 use super::wire::NodeTag;
 use crate::device::Dev;
@@ -35,40 +32,20 @@ impl MountTree {
         at: (&NamespaceView, &Path),
         attached: &Attached,
     ) -> Result<Attached, TreeError> {
-        let (resolved, namespace) = (self.walk(at)?, &at.0.namespace);
-        let (Some(place), Some(name)) = (resolved.place(), resolved.name.clone()) else {
-            return Err(TreeError::IsRoot);
-        };
+        let resolved = self.walk(at)?;
+        let target = resolved.target()?;
         let ended = || TreeError::Tree(mounts::Error::Ended);
         let known = self.state.lock().snapshot.mount_node(attached.volume).map(Arc::clone);
         let served = known.filter(|files| !files.served.is_ending()).ok_or_else(ended)?;
         let (served, superblock) = (Arc::clone(&served.served), attached.superblock.clone());
         let tag = self.new_tag()?;
-        let mounted = || {
-            // No process takes the directory's name away meanwhile.
-            let below = Arc::clone(&resolved.node.served);
-            let _names = below.names.write();
-            self.check_still_there(&resolved, at.1)?;
-            served.add_mount(tag);
-            if self.has_clones() {
-                // A path may lead to it in a clone before that is registered.
-                served.add_mount(attached.volume);
-            }
-            let made = namespace.attach_all(place, "", &superblock)?;
-            let volume = (Arc::clone(&served), superblock.clone());
-            let mount_node = MountNode::of_mount(tag, (first(&made), NodeId::ROOT), volume, namespace);
-            self.register((mount_node, NodePin::root_of(&served)), (resolved.on, resolved.node), &name);
-            Ok(made)
-        };
-        let made = mounted().inspect_err(|_: &TreeError| {
+        let (tags, volume) = ((attached.volume, tag), (&served, &superblock));
+        let mount = self.mount_volume(dev, at, (resolved, target), tags, volume).inspect_err(|_| {
             served.remove_mount(tag);
             served.remove_mount(attached.volume);
         })?;
-        invalidate_name(dev, &name, None);
-        self.drop_if_unmounted(dev, first(&made));
-        self.register_copies(dev, &made);
         served.remove_mount(attached.volume);
-        let reattach = Attached { mount: first(&made), volume: attached.volume, superblock };
+        let reattach = Attached { mount, volume: attached.volume, superblock };
         if served.is_ending() {
             // It was given up beside this call, which found it in one place at most: no path is to
             // lead there.

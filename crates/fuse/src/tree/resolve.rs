@@ -27,6 +27,11 @@ impl ResolvedPath {
     pub(super) fn place(&self) -> Option<VfsPath> {
         self.on.mount.map(|mount| VfsPath { mount, inode: Inode(self.node.node.0) })
     }
+
+    /// The place that something can be mounted on, and its name.
+    pub(super) fn target(&self) -> Result<(VfsPath, Arc<Dentry>), TreeError> {
+        self.place().zip(self.name.clone()).ok_or(TreeError::IsRoot)
+    }
 }
 
 impl MountTree {
