@@ -15,6 +15,7 @@ use crate::connection::Connection;
 use crate::notify::Invalidation;
 use crate::protocol::abi::{AttrOut, EntryOut, InHeader};
 use crate::protocol::encode::{self, Validity};
+use crate::reply::{Reply, Sent};
 use crate::tree::wire::{self, NodeTag};
 use crate::tree::{AttachedVolume, MountNode, NamespaceView, Open};
 
@@ -227,8 +228,29 @@ impl RequestContext<'_> {
 
 /// Open files and directories.
 impl RequestContext<'_> {
+    /// Opens something, and has `answer` hand it out with its pin.
+    pub(super) fn open_with<T>(
+        &self,
+        reply: Reply<'_>,
+        what: Open,
+        open: impl FnOnce() -> volume::Result<T>,
+        answer: impl FnOnce(Reply<'_>, T, OpenPin) -> Sent,
+    ) -> Sent {
+        let pin = match self.pin_open(what) {
+            Ok(pin) => pin,
+            Err(errno) => return reply.error(errno),
+        };
+        match open() {
+            Ok(opened) => answer(reply, opened, pin),
+            Err(error) => {
+                self.not_opened(pin);
+                reply.error(crate::protocol::errno::of(&error))
+            }
+        }
+    }
+
     /// To be taken before something is opened.
-    pub(super) fn pin_open(&self, what: Open) -> Result<OpenPin, Errno> {
+    fn pin_open(&self, what: Open) -> Result<OpenPin, Errno> {
         let Some(mount_node) = self.target.mount_node else { return Ok(OpenPin::default()) };
         let is_dir = what == Open::Directory;
         if is_dir {
@@ -257,7 +279,7 @@ impl RequestContext<'_> {
     }
 
     /// It was not.
-    pub(super) fn not_opened(&self, pin: OpenPin) {
+    fn not_opened(&self, pin: OpenPin) {
         self.dropped_pin.set(pin.hold);
         if let (true, Some(mount_node)) = (pin.is_dir, self.target.mount_node) {
             self.shared.tree.closed_dir(mount_node);

@@ -12,27 +12,18 @@ use crate::tree::Open;
 /// The kernel may remember listings: it drops them itself when a name is made or removed, and only
 /// this kernel changes the store.
 pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
-    let pin = match cx.pin_open(Open::Directory) {
-        Ok(pin) => pin,
-        Err(errno) => return reply.error(errno),
-    };
-    match cx.volume().open_dir(&cx.ctx(), cx.node()) {
-        Ok(handle) => {
-            cx.opened(Open::Directory, handle, pin);
-            let may_be_kept = FOpen::CACHE_DIR | FOpen::KEEP_CACHE;
-            let open_flags = if cx.is_shared() { FOpen::empty() } else { may_be_kept }.bits();
-            let sent = reply.value(&OpenOut { fh: handle.0, open_flags, backing_id: 0 });
-            if !sent.is_delivered {
-                cx.volume().release_dir(handle);
-                cx.released(Open::Directory, handle);
-            }
-            sent
+    let open = || cx.volume().open_dir(&cx.ctx(), cx.node());
+    cx.open_with(reply, Open::Directory, open, |reply, handle, pin| {
+        cx.opened(Open::Directory, handle, pin);
+        let may_be_kept = FOpen::CACHE_DIR | FOpen::KEEP_CACHE;
+        let open_flags = if cx.is_shared() { FOpen::empty() } else { may_be_kept }.bits();
+        let sent = reply.value(&OpenOut { fh: handle.0, open_flags, backing_id: 0 });
+        if !sent.is_delivered {
+            cx.volume().release_dir(handle);
+            cx.released(Open::Directory, handle);
         }
-        Err(error) => {
-            cx.not_opened(pin);
-            reply.error(crate::protocol::errno::of(&error))
-        }
-    }
+        sent
+    })
 }
 
 pub(super) fn release(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {

@@ -49,24 +49,15 @@ fn open_out(opened: &Opened) -> OpenOut {
 
 pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>, arg: OpenIn) -> Sent {
     let flags = open_flags(cx, arg.flags, arg.open_flags);
-    let pin = match cx.pin_open(Open::File) {
-        Ok(pin) => pin,
-        Err(errno) => return reply.error(errno),
-    };
-    match cx.volume().open(&cx.ctx(), cx.node(), flags) {
-        Ok(opened) => {
-            cx.opened(Open::File, opened.handle, pin);
-            let sent = reply.value(&open_out(&opened));
-            if !sent.is_delivered {
-                close(cx, &opened);
-            }
-            sent
+    let open = || cx.volume().open(&cx.ctx(), cx.node(), flags);
+    cx.open_with(reply, Open::File, open, |reply, opened, pin| {
+        cx.opened(Open::File, opened.handle, pin);
+        let sent = reply.value(&open_out(&opened));
+        if !sent.is_delivered {
+            close(cx, &opened);
         }
-        Err(error) => {
-            cx.not_opened(pin);
-            reply.error(crate::protocol::errno::of(&error))
-        }
-    }
+        sent
+    })
 }
 
 /// The kernel did not take the handle of the file that was opened.
@@ -98,28 +89,19 @@ fn made(
     make: impl FnOnce(&Ctx<'_>, u32, OpenFlags) -> volume::Result<(Entry, Opened)>,
 ) -> Sent {
     let flags = open_flags(cx, arg.flags, arg.open_flags);
-    let pin = match cx.pin_open(Open::File) {
-        Ok(pin) => pin,
-        Err(errno) => return reply.error(errno),
-    };
-    match make(&cx.ctx_with_umask(arg.umask), arg.mode & 0o7777, flags) {
-        Ok((entry, opened)) => {
-            cx.opened(Open::File, opened.handle, pin);
-            let sent = match cx.entry_out(&entry) {
-                Ok(entry_out) => reply.value(&CreateOut { entry: entry_out, open: open_out(&opened) }),
-                Err(errno) => Sent { is_delivered: false, ..reply.error(errno) },
-            };
-            if !sent.is_delivered {
-                close(cx, &opened);
-                cx.volume().forget(entry.id, 1);
-            }
-            sent
+    let make = || make(&cx.ctx_with_umask(arg.umask), arg.mode & 0o7777, flags);
+    cx.open_with(reply, Open::File, make, |reply, (entry, opened), pin| {
+        cx.opened(Open::File, opened.handle, pin);
+        let sent = match cx.entry_out(&entry) {
+            Ok(entry_out) => reply.value(&CreateOut { entry: entry_out, open: open_out(&opened) }),
+            Err(errno) => Sent { is_delivered: false, ..reply.error(errno) },
+        };
+        if !sent.is_delivered {
+            close(cx, &opened);
+            cx.volume().forget(entry.id, 1);
         }
-        Err(error) => {
-            cx.not_opened(pin);
-            reply.error(crate::protocol::errno::of(&error))
-        }
-    }
+        sent
+    })
 }
 
 /// Nothing is allocated here: the data goes into the reader's own memory and from there to the

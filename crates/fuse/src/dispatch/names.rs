@@ -43,11 +43,15 @@ pub(super) fn lookup(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr) ->
 /// The node that a handle leads to. The kernel turns any error into "stale" for the program, and
 /// compares the generation.
 fn recalled(cx: &RequestContext<'_>, reply: Reply<'_>, found: volume::Result<store::Entry>) -> Sent {
-    let entry = match found {
-        Ok(entry) => entry,
-        Err(error) => return reply.error(crate::protocol::errno::of(&error)),
-    };
-    let sent = match cx.entry_out(&entry) {
+    match found {
+        Ok(entry) => hand_out(cx, reply, &entry),
+        Err(error) => reply.error(crate::protocol::errno::of(&error)),
+    }
+}
+
+/// Hands out an entry; its look-up is taken back if the kernel does not take it.
+fn hand_out(cx: &RequestContext<'_>, reply: Reply<'_>, entry: &store::Entry) -> Sent {
+    let sent = match cx.entry_out(entry) {
         Ok(out) => reply.value(&out),
         Err(errno) => Sent { is_delivered: false, ..reply.error(errno) },
     };
@@ -193,7 +197,7 @@ pub(super) fn link(cx: &RequestContext<'_>, reply: Reply<'_>, arg: LinkIn, name:
     entry(cx, reply, name, cx.volume().link(&cx.ctx(), old, cx.node(), name))
 }
 
-/// Hands out an entry; its look-up is taken back if the kernel does not take it.
+/// Hands out the entry of a name that was made.
 fn entry(
     cx: &RequestContext<'_>,
     reply: Reply<'_>,
@@ -203,12 +207,8 @@ fn entry(
     match made {
         Ok(entry) => {
             cx.changed(cx.node(), name);
-            let sent = match cx.entry_out(&entry) {
-                Ok(out) => reply.value(&out),
-                Err(errno) => Sent { is_delivered: false, ..reply.error(errno) },
-            };
+            let sent = hand_out(cx, reply, &entry);
             if !sent.is_delivered {
-                cx.volume().forget(entry.id, 1);
                 cx.changed_late(name);
             }
             sent
