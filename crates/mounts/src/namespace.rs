@@ -7,7 +7,7 @@ use rcu::Domain;
 
 use crate::change::Change;
 use crate::error::{Error, Holder, Result};
-use crate::mount::{Mount, MountId, Parent, PathRef, VfsPath};
+use crate::mount::{Mount, MountId, PathRef, VfsPath};
 use crate::superblock::{Inode, Kind, SuperblockRef};
 use crate::teardown::{OnDemand, Teardown};
 use crate::tree::{Node, Ns, Options, PropagationState};
@@ -168,15 +168,6 @@ impl Namespace {
     pub fn superblock(&self, mount: MountId) -> Option<SuperblockRef> {
         let guard = self.ns.core.domain.read();
         self.ns.by_id.find((mount.0, 0), &guard).map(|mount| mount.superblock.clone())
-    }
-
-    /// The mountpoint of the mount with this number; `None` for the root, and for a mount that is
-    /// not in this namespace.
-    #[must_use]
-    pub fn mountpoint_of(&self, mount: MountId) -> Option<VfsPath> {
-        let guard = self.ns.core.domain.read();
-        let mount = self.ns.by_id.find((mount.0, 0), &guard)?;
-        mount.parent.load(&guard).as_ref().map(Parent::path)
     }
 
     /// The number of the root's mount; `None` once the namespace has ended.
