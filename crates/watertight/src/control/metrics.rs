@@ -131,19 +131,18 @@ pub struct Down<'a> {
 /// The page that shows `volumes`, and that the volumes in `down` do not answer or ended badly.
 #[must_use]
 pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
+    use MetricKind::{Counter, Gauge};
     let mut page = Page::default();
     page.family(
         "up",
-        MetricKind::Gauge,
+        Gauge,
         "0 where the mount process does not answer, was killed, or ended with data that was not written.",
     );
-    for v in volumes {
-        page.sample(v, &[], 1);
-    }
+    page.samples(volumes, |_| 1);
     for v in down {
         page.sample_of(v.of, &[], 0);
     }
-    page.family("info", MetricKind::Gauge, "What a volume is; always 1.");
+    page.family("info", Gauge, "What a volume is; always 1.");
     for v in volumes {
         let labels = [
             ("source", v.source.as_str()),
@@ -153,7 +152,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
         ];
         page.sample(v, &labels, 1);
     }
-    page.family("state", MetricKind::Gauge, "1 for the state that the volume is in, 0 for the others.");
+    page.family("state", Gauge, "1 for the state that the volume is in, 0 for the others.");
     for v in volumes {
         page.states(VolumeLabels::from(*v), v.state);
     }
@@ -162,43 +161,34 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
             page.states(v.of, state);
         }
     }
-    page.family("start_time_seconds", MetricKind::Gauge, "When it was mounted, since the epoch.");
-    for v in volumes {
-        page.sample(v, &[], Seconds(v.started_ms));
-    }
+    page.family("start_time_seconds", Gauge, "When it was mounted, since the epoch.");
+    page.samples(volumes, |v| Seconds(v.started_ms));
     page.family(
         "stalled_seconds",
-        MetricKind::Gauge,
+        Gauge,
         "For how long the store has not answered a call; 0 while it answers.",
     );
-    for v in volumes {
-        page.sample(v, &[], Seconds(v.stalled.as_ref().map_or(0, |stalled| stalled.for_ms)));
-    }
-    page.family("requests_total", MetricKind::Counter, "Requests of the kernel, by kind.");
+    page.samples(volumes, |v| Seconds(v.stalled.as_ref().map_or(0, |stalled| stalled.for_ms)));
+    page.family("requests_total", Counter, "Requests of the kernel, by kind.");
     for v in volumes {
         for (kind, n) in &v.requests.by_kind {
             page.sample(v, &[("kind", kind)], n);
         }
     }
-    page.family("switch_drain_seconds_total", MetricKind::Counter, "What these waits took.");
-    for v in volumes {
-        page.sample(v, &[], Micros(v.drain_us));
-    }
+    page.family("switch_drain_seconds_total", Counter, "What these waits took.");
+    page.samples(volumes, |v| Micros(v.drain_us));
     for (name, kind, help, figure) in CGROUP_FIGURES {
         page.family(name, kind, help);
         for v in volumes {
             for cgroup in &v.cgroups {
-                page.sample(
-                    v,
-                    &[("cgroup", cgroup.path.as_str()), ("removed", if cgroup.removed { "1" } else { "0" })],
-                    figure(cgroup),
-                );
+                let removed = if cgroup.removed { "1" } else { "0" };
+                page.sample(v, &[("cgroup", cgroup.path.as_str()), ("removed", removed)], figure(cgroup));
             }
         }
     }
     page.family(
         "cgroup_limit",
-        MetricKind::Gauge,
+        Gauge,
         "What the cgroup may do: bytes or operations a second; dirty_max: bytes.",
     );
     for v in volumes {
@@ -210,7 +200,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
     }
     page.family(
         "cgroup_owed_bytes",
-        MetricKind::Gauge,
+        Gauge,
         "Written ahead of the cgroup's limits, because somebody else waited for it.",
     );
     for v in volumes {
@@ -220,9 +210,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
     }
     for (name, kind, help, figure) in FIGURES {
         page.family(name, kind, help);
-        for v in volumes {
-            page.sample(v, &[], figure(v));
-        }
+        page.samples(volumes, figure);
     }
     page.text
 }
@@ -299,6 +287,11 @@ impl Page {
 
     fn sample(&mut self, volume: &Status, labels: &[(&str, &str)], value: impl Display) {
         self.sample_of(volume.into(), labels, value);
+    }
+
+    /// A sample of each volume, without labels of its own.
+    fn samples<T: Display>(&mut self, volumes: &[&Status], figure: impl Fn(&Status) -> T) {
+        volumes.iter().for_each(|v| self.sample(v, &[], figure(v)));
     }
 
     fn states(&mut self, volume: VolumeLabels<'_>, this: State) {

@@ -256,25 +256,7 @@ pub fn of_device(device: Device) -> io::Result<Holders> {
     }
     let Device { major, minor } = device;
     // A mount that is none of the table's.
-    let (root, mountpoint, fstype, source) = Default::default();
-    let (id, parent) = (u64::MAX, u64::MAX);
-    let (peer_group, owner) = (None, None);
-    let (is_read_only, has_suid, has_devices) = Default::default();
-    of(&Mount {
-        id,
-        parent,
-        major,
-        minor,
-        root,
-        mountpoint,
-        peer_group,
-        fstype,
-        source,
-        is_read_only,
-        has_suid,
-        has_devices,
-        owner,
-    })
+    of(&Mount { id: u64::MAX, parent: u64::MAX, major, minor, ..Mount::default() })
 }
 
 /// How many threads search.

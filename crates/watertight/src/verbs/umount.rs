@@ -120,7 +120,7 @@ struct UmountJob<'a> {
 
 impl UmountJob<'_> {
     fn plain(&self) -> Result<()> {
-        self.unmount_unless_held(|_| self.search())?.map_err(|holders| self.held(&holders))
+        self.unmount_unless_held(|_| self.search())?.map_err(|holders| held(self.path(), &holders))
     }
 
     /// The mounts that stay when this one goes. None: it is the last, or the volume was meant and
@@ -310,10 +310,6 @@ impl UmountJob<'_> {
 
     fn report(&self, ended: &Ended) -> Result<()> {
         report(&self.volume.record().source, self.path(), ended)
-    }
-
-    fn held(&self, holders: &Holders) -> Problem {
-        held(self.path(), holders)
     }
 
     fn path(&self) -> Shown<'_> {
