@@ -16,7 +16,9 @@ fn files_below(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
-        if ["target", ".git", "corpus", "artifacts"].contains(&name) || path.is_symlink() {
+        // Cargo marks a directory that it builds into.
+        let is_built = path.join("CACHEDIR.TAG").exists();
+        if is_built || [".git", "corpus", "artifacts"].contains(&name) || path.is_symlink() {
             continue;
         }
         if path.is_dir() { files_below(&path, found) } else { found.push(path) }
