@@ -222,9 +222,12 @@ fn a_wb_with_one_that_hangs_gets_another_flusher_when_one_is_free() {
 fn who_waits_for_room_has_written_what_rests(flushers: usize) {
     let rig = Arc::new(Rig::resting(flushers, Duration::from_secs(3600)));
     rig.dirty_page(A);
+    // Before the other writer, which has the whole cache for a moment, comes.
+    let room = rig.budget.try_take(1, 0);
+    assert!(room.is_some(), "the cache is larger");
     let other = {
         let rig = Arc::clone(&rig);
-        thread::spawn(move || rig.dirty_page(B))
+        thread::spawn(move || rig.dirty_with(B, false, room))
     };
     let waits = {
         let rig = Arc::clone(&rig);
