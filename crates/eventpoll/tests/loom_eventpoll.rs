@@ -246,7 +246,7 @@ impl Poll for Takes {
     }
 }
 
-/// EP-R1: a signal of edge kind is told of, though a scan is under way that finds nothing.
+/// EP-R1: a signal of edge kind is reported, though a scan is under way that finds nothing.
 #[test]
 fn no_signal_is_lost_beside_a_scan() {
     model(4, || {
@@ -265,7 +265,7 @@ fn no_signal_is_lost_beside_a_scan() {
     });
 }
 
-/// `modify` beside a signal: one of both sees the other, and what is ready is told of.
+/// `modify` beside a signal: one of the two sees the other, and a ready source is reported.
 #[test]
 fn modify_or_the_signal_sees_the_other() {
     model(3, || {
@@ -280,7 +280,7 @@ fn modify_or_the_signal_sees_the_other() {
     });
 }
 
-/// `add` beside a signal: one of both sees the other, and what is ready is told of.
+/// `add` beside a signal: one of the two sees the other, and a ready source is reported.
 #[test]
 fn add_or_the_signal_sees_the_other() {
     model(3, || {

@@ -311,7 +311,7 @@ fn each_task_of_a_pool_has_a_thread_when_its_time_comes() {
     });
 }
 
-/// A task of a pool that is told to hurry comes at once: its own time never comes.
+/// A task of a pool that is expedited runs at once: its own time never comes.
 #[test]
 fn who_is_told_to_hurry_comes() {
     check(|| {

@@ -425,7 +425,7 @@ fn a_writer_that_may_wait_for_ever_is_caught() {
     mutant::assert_caught("a_waiting_writer_hears_of_a_failed_fsync", &["volume-io-silent"], "deadlock");
 }
 
-/// What is written while a volume is given up is told as not durable.
+/// Data that is written while a volume is aborted is reported as not durable.
 #[test]
 fn what_is_written_meanwhile_is_not_told_as_durable() {
     model::check(|| {

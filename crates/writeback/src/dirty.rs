@@ -1,4 +1,4 @@
-//! Who may dirty more: the hard bound on cached pages, and the dirty limits of cgroups.
+//! Which writer may dirty more: the hard bound on cached pages, and the dirty limits of cgroups.
 
 pub(crate) mod budget;
 pub(crate) mod limits;

@@ -1,4 +1,4 @@
-//! One request under way, as other threads see it: which it is, whose, and who answers it.
+//! One request under way, as other threads see it: its number, its caller, and the thread that answers it.
 
 use std::fmt;
 use std::sync::Arc;

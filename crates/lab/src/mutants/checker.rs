@@ -27,7 +27,7 @@ impl Checker {
         }
     }
 
-    /// What rustc is told, if it is told anything.
+    /// The flags for rustc, if the build has any.
     pub(super) fn flags(self) -> Option<String> {
         (self != Self::Plain).then(|| format!("--cfg {}", self.name()))
     }

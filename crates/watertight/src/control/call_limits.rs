@@ -179,7 +179,7 @@ impl CallLimits {
     /// A permit for a caller in this cgroup.
     ///
     /// # Errors
-    /// Who holds all permits.
+    /// The holders of all permits.
     pub(super) fn admit(
         &self,
         kind: CallKind,

@@ -48,7 +48,7 @@ fn nobody_starves() {
     check(false);
 }
 
-/// It does so also where the guard is told to end meanwhile.
+/// It does so also where the watchdog ends meanwhile.
 #[test]
 fn nobody_starves_after_the_end() {
     check(true);
