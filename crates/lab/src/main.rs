@@ -24,6 +24,7 @@ mod rcu;
 mod report;
 mod results;
 mod scale;
+mod source;
 mod stats;
 mod sync;
 mod volumes;

@@ -1,18 +1,18 @@
 //! `lab modules`: which module of a crate uses which, and the circles among them.
 //!
 //! A circle of modules can only be understood, moved or tested whole. This command reads the
-//! sources ([`source`]), finds the circles of every crate of the workspace ([`graph`]) and prints
+//! sources ([`source`], [`paths`]), finds the circles of every crate of the workspace ([`graph`]) and prints
 //! them. With `--check` it fails on a circle that `.ci/circles` does not know: a line of that file
 //! is a circle, its files in any order; a circle that has become smaller is known.
 //!
 //! Exit codes: 0 done; 1 a new circle, or a file that cannot be read; 2 the command line is wrong.
 
 mod graph;
-mod source;
+mod paths;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,9 @@ use anyhow::Context as _;
 use clap::Parser;
 
 use graph::Graph;
-use source::Source;
+use paths::Source;
+
+use crate::source::{self, Module, Part, Target};
 
 /// The name of the command.
 pub(crate) const COMMAND: &str = "modules";
@@ -92,24 +94,23 @@ fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     Ok(is_good)
 }
 
-/// The graph of each crate, by the crate's name, with files from the workspace's directory.
+/// The graph of each crate, by the crate's directory, with files from the workspace's directory.
 fn graphs(root: &Path) -> anyhow::Result<Vec<(String, Graph)>> {
-    let dir = root.join("crates");
-    let entries = fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
-    let mut names = entries.map(|entry| Ok(entry?.file_name())).collect::<std::io::Result<Vec<_>>>()?;
-    names.sort_unstable();
-    let mut graphs = Vec::new();
-    for name in names {
-        let src = dir.join(&name).join("src");
-        // A program that has a library uses it as another crate.
-        let Some(file) = ["lib.rs", "main.rs"].iter().map(|file| src.join(file)).find(|file| file.exists())
-        else {
+    let mut crates: BTreeMap<PathBuf, BTreeMap<Part, Vec<Module>>> = BTreeMap::new();
+    for module in source::all(root)? {
+        let Target { directory, part, .. } = &*module.target;
+        if *part != Part::Library && *part != Part::Program {
             continue;
-        };
-        let graph = Graph::of(&Source::read(&file)?);
-        graphs.push((name.to_string_lossy().into_owned(), graph.relative_to(root)));
+        }
+        crates.entry(directory.clone()).or_default().entry(part.clone()).or_default().push(module);
     }
-    Ok(graphs)
+    // A program that has a library uses it as another crate, and is left out.
+    let graph = |(directory, mut parts): (PathBuf, BTreeMap<Part, Vec<Module>>)| {
+        let (_, modules) = parts.pop_first()?;
+        let name = directory.file_name()?.to_string_lossy().into_owned();
+        Some((name, Graph::of(&Source::of(&modules))))
+    };
+    Ok(crates.into_iter().filter_map(graph).collect())
 }
 
 fn known(file: &Path) -> anyhow::Result<Vec<BTreeSet<PathBuf>>> {

@@ -3,7 +3,7 @@
 //! A *mutant* is a step of a protocol that the product leaves out or puts later where
 //! `sync::mutant::is_on` names it; a test under a model checker asserts with `assert_caught` that
 //! another test, which passes otherwise, objects to it. This command reads both from the sources
-//! ([`modules`], [`places`], [`asserts`], [`functions`]) and joins them ([`proofs`]): a mutant that
+//! ([`source`](crate::source), [`places`], [`asserts`], [`functions`]) and joins them ([`proofs`]): a mutant that
 //! no test catches is an error, and so is an assertion about a mutant that no source has.
 //! [`page`] makes docs/PROOFS.md of that, [`run`] runs the tests.
 //!
@@ -12,11 +12,9 @@
 
 mod arguments;
 mod asserts;
-mod checker;
 mod functions;
 mod inside;
 mod list;
-mod modules;
 mod page;
 mod places;
 mod proofs;

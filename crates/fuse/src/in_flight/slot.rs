@@ -1,4 +1,4 @@
-//! One request under way, as other threads see it: its number, its caller, and the thread that answers it.
+//! One request under way, as other threads see it: its number, its caller, and its answer.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! Which module of a crate uses which, and the circles among them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use super::source::{ModPath, Named, Source};
+use super::paths::{ModPath, Named, Source};
 
 /// More re-exports of re-exports than this are a circle of their own.
 const REEXPORTS_MAX: usize = 16;
@@ -32,14 +32,6 @@ impl Graph {
             }
         }
         graph
-    }
-
-    /// Names the files from `root`.
-    pub(super) fn relative_to(self, root: &Path) -> Self {
-        let named = |file: PathBuf| file.strip_prefix(root).map(Path::to_owned).unwrap_or(file);
-        let uses = self.uses.into_iter();
-        let uses = uses.map(|(user, used)| (named(user), used.into_iter().map(named).collect())).collect();
-        Self { uses }
     }
 
     /// The circles: for each, all modules of which each is used, by way of others, by each.

@@ -3,21 +3,24 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use super::graph::Graph;
-use super::is_known;
-use super::source::Source;
+use super::{graphs, is_known};
 
 /// The circles of a crate of these files, as the files' names.
 fn circles_of(files: &[(&str, &str)]) -> Vec<Vec<String>> {
     let dir = tempfile::tempdir().unwrap();
+    let of_crate = dir.path().join("crates/one");
+    std::fs::create_dir_all(of_crate.join("src")).unwrap();
+    std::fs::write(of_crate.join("Cargo.toml"), "[package]\nname = \"one\"\n").unwrap();
     for (name, text) in files {
-        let file = dir.path().join(name);
+        let file = of_crate.join("src").join(name);
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::write(file, text).unwrap();
     }
-    let graph = Graph::of(&Source::read(&dir.path().join("lib.rs")).unwrap()).relative_to(dir.path());
-    let named = |circle: BTreeSet<&PathBuf>| circle.iter().map(|file| file.display().to_string()).collect();
-    graph.circles().into_iter().map(named).collect()
+    let graphs = graphs(dir.path()).unwrap();
+    let [(name, graph)] = graphs.as_slice() else { panic!("{graphs:?}") };
+    assert_eq!(name, "one");
+    let file = |file: &&PathBuf| file.strip_prefix("crates/one/src").unwrap().display().to_string();
+    graph.circles().iter().map(|circle| circle.iter().map(file).collect()).collect()
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //! `assert_caught_by_any`, with what its arguments are when the test runs.
 
 use super::inside::{self, line_of};
-use super::modules::{Module, Target};
 use super::value::{Scope, Value};
+use crate::source::{Module, Target};
 use std::path::PathBuf;
 use std::rc::Rc;
 use syn::visit::{self, Visit};

@@ -1,7 +1,7 @@
 //! The tests of the workspace, and what each of them claims.
 
-use super::checker::{Builds, Checker};
-use super::modules::{Module, Target, text_of};
+use crate::source::checker::{Builds, Checker};
+use crate::source::{Module, Target, text_of};
 use std::path::PathBuf;
 use std::rc::Rc;
 use syn::{Attribute, Item};

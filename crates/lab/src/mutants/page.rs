@@ -1,8 +1,8 @@
 //! docs/PROOFS.md: the claims, and the mutants that show of each that its test can fail.
 
-use super::checker::Checker;
-use super::modules::Target;
 use super::proofs::{self, Catch, Mutant, Proofs};
+use crate::source::Target;
+use crate::source::checker::Checker;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;

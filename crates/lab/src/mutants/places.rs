@@ -1,8 +1,8 @@
 //! Where the sources leave a step out: each `is_on("NAME")` of `sync::mutant`.
 
 use super::inside::{self, line_of};
-use super::modules::Module;
 use super::value::Scope;
+use crate::source::Module;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};

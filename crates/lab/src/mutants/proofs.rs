@@ -1,10 +1,10 @@
 //! Mutants, joined with the tests that catch them; and what is missing on either side.
 
 use super::asserts::{self, Assert};
-use super::checker::Checker;
 use super::functions::{self, Test};
-use super::modules::{self, Module, Target};
 use super::places::{self, Place};
+use crate::source::checker::Checker;
+use crate::source::{self, Module, Target};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -62,7 +62,7 @@ impl Proofs {
     /// # Errors
     /// If a file cannot be read, or is not Rust.
     pub(super) fn read(root: &Path) -> anyhow::Result<Self> {
-        Ok(Self::of(&modules::all(root)?))
+        Ok(Self::of(&source::all(root)?))
     }
 
     fn of(modules: &[Module]) -> Self {

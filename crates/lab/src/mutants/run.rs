@@ -8,9 +8,9 @@
 mod build;
 mod verdict;
 
-use super::checker::Checker;
-use super::modules::Target;
 use super::proofs::{Catch, Mutant, Proofs};
+use crate::source::Target;
+use crate::source::checker::Checker;
 use build::Programs;
 use std::collections::BTreeMap;
 use std::path::Path;

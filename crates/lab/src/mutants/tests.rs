@@ -1,8 +1,8 @@
 //! Small workspaces, and what is read from them.
 
-use super::checker::Checker;
 use super::proofs::Proofs;
 use super::*;
+use crate::source::checker::Checker;
 use std::path::Path;
 
 /// A workspace with these files.

@@ -2,7 +2,7 @@
 //! of them.
 
 use super::inside;
-use super::modules::Module;
+use crate::source::Module;
 use std::collections::HashMap;
 use std::rc::Rc;
 use syn::{Expr, ExprClosure, Item, Lit, Macro, Pat, Stmt};

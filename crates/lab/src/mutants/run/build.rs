@@ -1,7 +1,7 @@
 //! The test programs of a campaign, as cargo builds them.
 
-use super::super::checker::Checker;
-use super::super::modules::Target;
+use crate::source::Target;
+use crate::source::checker::Checker;
 use anyhow::Context as _;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};

@@ -3,7 +3,7 @@
 use super::super::proofs::Catch;
 use super::verdict::{of_mutant, of_test};
 use super::*;
-use crate::mutants::modules::{Part, Target};
+use crate::source::{Part, Target};
 use std::path::PathBuf;
 use std::rc::Rc;
 

@@ -6,7 +6,7 @@ use syn::{Attribute, Meta, Token};
 
 /// What runs a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Checker {
+pub(crate) enum Checker {
     /// `--cfg loom`: every interleaving, with what the memory orderings allow.
     Loom,
     /// `--cfg shuttle`: random schedules.
@@ -19,7 +19,7 @@ impl Checker {
     const ALL: [Self; 3] = [Self::Loom, Self::Shuttle, Self::Plain];
 
     /// Its name, for people and in the JSON.
-    pub(super) const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Loom => "loom",
             Self::Shuttle => "shuttle",
@@ -28,17 +28,17 @@ impl Checker {
     }
 
     /// The flags for rustc, if the build has any.
-    pub(super) fn flags(self) -> Option<String> {
+    pub(crate) fn flags(self) -> Option<String> {
         (self != Self::Plain).then(|| format!("--cfg {}", self.name()))
     }
 
     /// The option for its profile, if it needs one: loom's search takes minutes without.
-    pub(super) fn profile(self) -> Option<&'static str> {
+    pub(crate) fn profile(self) -> Option<&'static str> {
         (self == Self::Loom).then_some("--release")
     }
 
     /// The directory below `target` of its builds, if they have their own.
-    pub(super) fn directory(self) -> Option<&'static str> {
+    pub(crate) fn directory(self) -> Option<&'static str> {
         (self != Self::Plain).then(|| self.name())
     }
 }
@@ -51,14 +51,14 @@ impl fmt::Display for Checker {
 
 /// The builds of tests that something is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Builds([bool; 3]);
+pub(crate) struct Builds([bool; 3]);
 
 impl Builds {
     /// What no attribute restricts.
-    pub(super) const ALL: Self = Self([true; 3]);
+    pub(crate) const ALL: Self = Self([true; 3]);
 
     /// These, as far as the `cfg` attributes among `attributes` allow them.
-    pub(super) fn restricted(self, attributes: &[Attribute]) -> Self {
+    pub(crate) fn restricted(self, attributes: &[Attribute]) -> Self {
         let conditions = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
         let conditions: Vec<Meta> =
             conditions.filter_map(|attribute| attribute.parse_args::<Meta>().ok()).collect();
@@ -71,7 +71,7 @@ impl Builds {
 
     /// The one that runs a test: without a checker, if that is possible; `None` if more than one
     /// checker could.
-    pub(super) fn checker(self) -> Option<Checker> {
+    pub(crate) fn checker(self) -> Option<Checker> {
         match self.0 {
             [_, _, true] => Some(Checker::Plain),
             [true, false, false] => Some(Checker::Loom),

@@ -1,26 +1,28 @@
 //! The modules of the workspace, as the compiler finds them: from the root of each library, program
-//! and test along its `mod` items.
+//! and test along its `mod` items. `lab mutants` and `lab modules` read the sources by it.
 
-use super::checker::Builds;
+pub(crate) mod checker;
+
 use anyhow::Context as _;
+use checker::Builds;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use syn::{Attribute, Expr, ExprLit, Item, ItemMod, Lit, Meta};
 
 /// What cargo builds of a crate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Target {
+pub(crate) struct Target {
     /// The package's name, for cargo.
-    pub(super) package: String,
+    pub(crate) package: String,
     /// The package's directory, from the workspace's root.
-    pub(super) directory: PathBuf,
+    pub(crate) directory: PathBuf,
     /// Which part of it.
-    pub(super) part: Part,
+    pub(crate) part: Part,
 }
 
 /// A part of a package.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Part {
+pub(crate) enum Part {
     /// The library, with its unit tests.
     Library,
     /// The program `src/main.rs`.
@@ -31,7 +33,7 @@ pub(super) enum Part {
 
 impl Target {
     /// Cargo's option for it.
-    pub(super) fn option(&self) -> String {
+    pub(crate) fn option(&self) -> String {
         match &self.part {
             Part::Library => "--lib".to_owned(),
             Part::Program => "--bins".to_owned(),
@@ -40,25 +42,27 @@ impl Target {
     }
 
     /// Whether its tests are those of modules, beside what they test.
-    pub(super) fn has_unit_tests(&self) -> bool {
+    pub(crate) fn has_unit_tests(&self) -> bool {
         !matches!(self.part, Part::Test(_))
     }
 }
 
 /// A module without the modules in it.
-pub(super) struct Module {
-    pub(super) target: Rc<Target>,
+pub(crate) struct Module {
+    pub(crate) target: Rc<Target>,
     /// Its path in the target; empty for the root.
-    pub(super) path: Vec<String>,
+    pub(crate) path: Vec<String>,
     /// From the workspace's root.
-    pub(super) file: PathBuf,
-    pub(super) builds: Builds,
-    pub(super) items: Vec<Item>,
+    pub(crate) file: PathBuf,
+    pub(crate) builds: Builds,
+    /// Whether it is compiled for tests only.
+    pub(crate) is_of_tests: bool,
+    pub(crate) items: Vec<Item>,
 }
 
 impl Module {
     /// The path of something in it, as the test program names it.
-    pub(super) fn path_of(&self, name: &str) -> String {
+    pub(crate) fn path_of(&self, name: &str) -> String {
         let parts: Vec<&str> = self.path.iter().map(String::as_str).chain([name]).collect();
         parts.join("::")
     }
@@ -68,7 +72,7 @@ impl Module {
 ///
 /// # Errors
 /// If a file cannot be read or is not Rust.
-pub(super) fn all(root: &Path) -> anyhow::Result<Vec<Module>> {
+pub(crate) fn all(root: &Path) -> anyhow::Result<Vec<Module>> {
     let mut modules = Vec::new();
     for directory in children(&root.join("crates"))? {
         let manifest = directory.join("Cargo.toml");
@@ -77,7 +81,8 @@ pub(super) fn all(root: &Path) -> anyhow::Result<Vec<Module>> {
         let relative = directory.strip_prefix(root).unwrap_or(&directory).to_owned();
         for (part, file) in parts(&directory)? {
             let target = Rc::new(Target { package: package.to_owned(), directory: relative.clone(), part });
-            Walk { root, target, modules: &mut modules }.file(&file, Vec::new(), true, Builds::ALL)?;
+            let build = Build { builds: Builds::ALL, is_of_tests: false };
+            Walk { root, target, modules: &mut modules }.file(&file, Vec::new(), true, build)?;
         }
     }
     Ok(modules)
@@ -113,6 +118,33 @@ fn parts(directory: &Path) -> anyhow::Result<Vec<(Part, PathBuf)>> {
     Ok(parts)
 }
 
+/// Which builds a module is part of.
+#[derive(Clone, Copy)]
+struct Build {
+    builds: Builds,
+    is_of_tests: bool,
+}
+
+impl Build {
+    fn restricted(self, attributes: &[Attribute]) -> Self {
+        Self {
+            builds: self.builds.restricted(attributes),
+            is_of_tests: self.is_of_tests || is_of_tests(attributes),
+        }
+    }
+}
+
+/// Whether attributes leave something to tests: `#[cfg(test)]`, `#[cfg(all(test, …))]`, `#[test]`.
+pub(crate) fn is_of_tests(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| match &attribute.meta {
+        Meta::List(list) if list.path.is_ident("cfg") => {
+            let text = list.tokens.to_string();
+            text == "test" || text.replace(' ', "").starts_with("all(test,")
+        }
+        meta => meta.path().is_ident("test"),
+    })
+}
+
 /// A walk through the modules of one target.
 struct Walk<'a> {
     root: &'a Path,
@@ -131,7 +163,7 @@ struct Place {
 }
 
 impl Walk<'_> {
-    fn file(&mut self, file: &Path, path: Vec<String>, is_root: bool, builds: Builds) -> anyhow::Result<()> {
+    fn file(&mut self, file: &Path, path: Vec<String>, is_root: bool, build: Build) -> anyhow::Result<()> {
         let text =
             std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         let parsed = syn::parse_file(&text).with_context(|| format!("in {}", file.display()))?;
@@ -139,7 +171,7 @@ impl Walk<'_> {
         let is_directorys = is_root || file.file_stem().is_some_and(|stem| stem == "mod");
         let below = if is_directorys { beside.clone() } else { file.with_extension("") };
         let place = Place { file: file.to_owned(), beside, below };
-        self.items(parsed.items, path, &place, builds.restricted(&parsed.attrs))
+        self.items(parsed.items, path, &place, build.restricted(&parsed.attrs))
     }
 
     fn items(
@@ -147,7 +179,7 @@ impl Walk<'_> {
         items: Vec<Item>,
         path: Vec<String>,
         place: &Place,
-        builds: Builds,
+        build: Build,
     ) -> anyhow::Result<()> {
         let (mods, items) = items.into_iter().partition::<Vec<_>, _>(|item| matches!(item, Item::Mod(_)));
         let file = place.file.strip_prefix(self.root).unwrap_or(&place.file).to_owned();
@@ -155,12 +187,13 @@ impl Walk<'_> {
             target: Rc::clone(&self.target),
             path: path.clone(),
             file,
-            builds,
+            builds: build.builds,
+            is_of_tests: build.is_of_tests,
             items,
         });
         for item in mods {
             let Item::Mod(module) = item else { continue };
-            self.module(module, &path, place, builds)?;
+            self.module(module, &path, place, build)?;
         }
         Ok(())
     }
@@ -170,15 +203,15 @@ impl Walk<'_> {
         module: ItemMod,
         path: &[String],
         place: &Place,
-        builds: Builds,
+        build: Build,
     ) -> anyhow::Result<()> {
-        let builds = builds.restricted(&module.attrs);
+        let build = build.restricted(&module.attrs);
         let name = module.ident.to_string();
         let path = [path, std::slice::from_ref(&name)].concat();
         if let Some((_, items)) = module.content {
             let below = place.below.join(&name);
             let place = Place { file: place.file.clone(), beside: below.clone(), below };
-            return self.items(items, path, &place, builds);
+            return self.items(items, path, &place, build);
         }
         let file = match path_attribute(&module.attrs) {
             Some(given) => place.beside.join(given),
@@ -191,7 +224,7 @@ impl Walk<'_> {
         };
         // A file that an attribute names has its modules beside it, as a root has.
         let has_path = path_attribute(&module.attrs).is_some();
-        self.file(&file, path, has_path, builds)
+        self.file(&file, path, has_path, build)
     }
 }
 
@@ -201,7 +234,7 @@ fn path_attribute(attributes: &[Attribute]) -> Option<String> {
 }
 
 /// The text of an attribute like `#[doc = "…"]`.
-pub(super) fn text_of(attribute: &Attribute) -> Option<String> {
+pub(crate) fn text_of(attribute: &Attribute) -> Option<String> {
     match &attribute.meta {
         Meta::NameValue(pair) => match &pair.value {
             Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => Some(text.value()),

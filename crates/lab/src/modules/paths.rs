@@ -5,14 +5,14 @@
 //! file, macros included; [`super::graph`] finds out which modules they lead to.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::mem;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::Context as _;
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
-use syn::{Attribute, Item, ItemMod, ItemUse, UseTree, Visibility};
+use syn::{Attribute, Item, ItemUse, UseTree, Visibility};
+
+use crate::source::{Module, is_of_tests};
 
 /// The names from the crate's root to a module or an item.
 pub(super) type ModPath = Vec<String>;
@@ -36,39 +36,21 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Reads a crate from its root file.
-    pub(super) fn read(root: &Path) -> anyhow::Result<Self> {
+    /// Takes the modules of one library or program.
+    pub(super) fn of(modules: &[Module]) -> Self {
         let mut source = Self::default();
-        source.read_file(root, Vec::new(), true)?;
-        Ok(source)
-    }
-
-    fn read_file(&mut self, file: &Path, path: ModPath, owns_dir: bool) -> anyhow::Result<()> {
-        let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-        let parsed = syn::parse_file(&text).with_context(|| format!("cannot parse {}", file.display()))?;
-        let parent = file.parent().unwrap_or(Path::new(""));
-        let stem = file.file_stem().unwrap_or_default();
-        // Where the files of its child modules are.
-        let dir = if owns_dir || stem == "mod" { parent.to_owned() } else { parent.join(stem) };
-        let mut reader = Reader { source: self, scope: path, file, dir, found: Vec::new() };
-        reader.source.files.insert(reader.scope.clone(), file.to_owned());
-        reader.items(&parsed.items);
-        let found = reader.found;
-        for (child, path) in found {
-            self.read_file(&child, path, false)?;
+        for module in modules.iter().filter(|module| !module.is_of_tests) {
+            source.files.insert(module.path.clone(), module.file.clone());
+            Reader { source: &mut source, scope: &module.path }.items(&module.items);
         }
-        Ok(())
+        source
     }
 }
 
-/// Reads one file.
+/// Reads one module.
 struct Reader<'a> {
     source: &'a mut Source,
-    scope: ModPath,
-    file: &'a Path,
-    dir: PathBuf,
-    /// Child modules in files of their own.
-    found: Vec<(PathBuf, ModPath)>,
+    scope: &'a ModPath,
 }
 
 impl Reader<'_> {
@@ -126,22 +108,6 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         }
     }
 
-    fn visit_item_mod(&mut self, module: &'ast ItemMod) {
-        let mut path = self.scope.clone();
-        path.push(module.ident.to_string());
-        if let Some((_, items)) = &module.content {
-            self.source.files.insert(path.clone(), self.file.to_owned());
-            let inner_dir = self.dir.join(module.ident.to_string());
-            let outer = (mem::replace(&mut self.scope, path), mem::replace(&mut self.dir, inner_dir));
-            self.items(items);
-            (self.scope, self.dir) = outer;
-            return;
-        }
-        let name = module.ident.to_string();
-        let (flat, nested) = (self.dir.join(format!("{name}.rs")), self.dir.join(&name).join("mod.rs"));
-        self.found.push((if flat.exists() { flat } else { nested }, path));
-    }
-
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
         let mut leaves = Vec::new();
         flatten(&item.tree, &mut Vec::new(), &mut leaves);
@@ -192,17 +158,6 @@ fn flatten(tree: &UseTree, prefix: &mut Vec<String>, leaves: &mut Vec<(Vec<Strin
     }
 }
 
-/// Whether an item is only there for tests: `#[cfg(test)]`, `#[cfg(all(test, …))]`, `#[test]`.
-fn is_of_tests(attributes: &[Attribute]) -> bool {
-    attributes.iter().any(|attribute| {
-        let text = match &attribute.meta {
-            syn::Meta::List(list) if list.path.is_ident("cfg") => list.tokens.to_string(),
-            meta => return meta.path().is_ident("test"),
-        };
-        text == "test" || text.replace(' ', "").starts_with("all(test,")
-    })
-}
-
 fn attributes(item: &Item) -> &[Attribute] {
     match item {
         Item::Const(item) => &item.attrs,
@@ -210,7 +165,6 @@ fn attributes(item: &Item) -> &[Attribute] {
         Item::Fn(item) => &item.attrs,
         Item::Impl(item) => &item.attrs,
         Item::Macro(item) => &item.attrs,
-        Item::Mod(item) => &item.attrs,
         Item::Static(item) => &item.attrs,
         Item::Struct(item) => &item.attrs,
         Item::Trait(item) => &item.attrs,
