@@ -12,8 +12,18 @@ use crate::{
 
 /// The code around each call.
 pub trait Around: Send + Sync + 'static {
+    /// The name of the store, `inner` being that of the store inside.
+    fn describe(&self, inner: String) -> String {
+        inner
+    }
+
     /// Makes the call `op`.
     fn call<T>(&self, op: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T>;
+
+    /// Makes the call `write` of a file.
+    fn write(&self, file: &dyn File, bufs: &[IoSlice<'_>], offset: u64) -> Result<()> {
+        self.call("write", || file.write_at(bufs, offset))
+    }
 
     /// Makes a call without a result: `forget` and `close`.
     fn tell<T>(&self, op: &'static str, work: impl FnOnce() -> T) -> T;
@@ -25,8 +35,8 @@ pub trait Around: Send + Sync + 'static {
     }
 }
 
-/// The store. [`Store::describe`], [`Store::path_of`], [`Store::generation`] and the figures that a
-/// store knows of itself are passed on as they are.
+/// The store. [`Store::path_of`], [`Store::generation`] and the figures that a store knows of
+/// itself are passed on as they are.
 pub struct AroundStore<A> {
     pub(crate) inner: Arc<dyn Store>,
     pub(crate) around: Arc<A>,
@@ -46,7 +56,7 @@ impl<A: Around> AroundStore<A> {
 
 impl<A: Around> Store for AroundStore<A> {
     fn describe(&self) -> String {
-        self.inner.describe()
+        self.around.describe(self.inner.describe())
     }
     fn is_read_only(&self) -> bool {
         self.inner.is_read_only()
@@ -190,7 +200,7 @@ impl<A: Around> File for AroundOpen<dyn File, A> {
         self.around.call("read_at", || self.inner().read_at(buf, offset))
     }
     fn write_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> Result<()> {
-        self.around.call("write", || self.inner().write_at(bufs, offset))
+        self.around.write(self.inner(), bufs, offset)
     }
     fn allocate(&self, mode: AllocateMode, offset: u64, len: u64) -> Result<()> {
         self.around.call("allocate", || self.inner().allocate(mode, offset, len))

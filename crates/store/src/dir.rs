@@ -298,16 +298,10 @@ impl Inner {
         is_same_mount && self.dev == (stat.stx_dev_major, stat.stx_dev_minor)
     }
 
-    fn open_dir(&self, id: ObjectId) -> Result<list::DirDir> {
-        let op = "open dir";
+    /// The node of a directory.
+    fn dir_node(&self, id: ObjectId, op: &'static str) -> Result<Arc<DirNode>> {
         let node = self.table.get(id, op)?;
-        if node.kind != FileType::Directory {
-            return Err(Error::new(ErrorKind::NotDirectory, op));
-        }
-        let path = self.fd(&node, op)?;
-        let fd = self.open_entries(&path).map_err(errno::failed(op))?;
-        let root_ino = (id == ObjectId::ROOT).then_some(node.ino);
-        Ok(list::DirDir::new(fd, root_ino))
+        if node.kind == FileType::Directory { Ok(node) } else { Err(Error::new(ErrorKind::NotDirectory, op)) }
     }
 
     /// Opens a directory for listing and syncing.
@@ -331,53 +325,6 @@ impl Inner {
             }
         }
         open(flags)
-    }
-
-    fn path_of(&self, id: ObjectId) -> Option<PathBuf> {
-        let op = "path";
-        let fd = self.fd(&self.table.get(id, op).ok()?, op).ok()?;
-        let link = |fd: BorrowedFd<'_>| {
-            let name = sys::FdName::short(fd);
-            let target = rustix::fs::readlinkat(&self.proc_fds, name.as_c_str(), Vec::new()).ok()?;
-            Some(PathBuf::from(OsString::from_vec(target.into_bytes())))
-        };
-        let root = self.fd(self.table.root(), op).ok()?;
-        link(fd.as_fd())?.strip_prefix(link(root.as_fd())?).ok().map(Path::to_owned)
-    }
-
-    fn sync_dir(&self, id: ObjectId) -> Result<()> {
-        let op = "sync dir";
-        let node = self.table.get(id, op)?;
-        if node.kind != FileType::Directory {
-            return Err(Error::new(ErrorKind::NotDirectory, op));
-        }
-        let path = self.fd(&node, op)?;
-        self.with_spare(|| {
-            let fd = self.open_entries(&path).map_err(errno::failed(op))?;
-            self.sync_node(&node, &fd, false)
-        })?;
-        self.sync_names(&node)
-    }
-
-    fn copy_range(
-        self: &Arc<Self>,
-        src: ObjectId,
-        mut src_off: u64,
-        dst: ObjectId,
-        mut dst_off: u64,
-        len: u64,
-    ) -> Result<u64> {
-        let op = "copy range";
-        let from = self.open_data(src, Access::Read)?;
-        let to = self.open_data(dst, Access::ReadWrite)?;
-        let len = usize::try_from(len).unwrap_or(usize::MAX);
-        let done = rustix::io::retry_on_intr(|| {
-            rustix::fs::copy_file_range(&from.fd, Some(&mut src_off), &to.fd, Some(&mut dst_off), len)
-        });
-        if !matches!(done, Ok(0)) {
-            self.changed(&self.table.get(dst, op)?, Change::Data);
-        }
-        done.map(|n| n as u64).map_err(errno::failed(op))
     }
 }
 
@@ -484,15 +431,38 @@ impl Store for DirStore {
     }
 
     fn open_dir(&self, id: ObjectId) -> Result<Arc<dyn Dir>> {
-        self.inner.open_dir(id).map(|dir| Arc::new(dir) as Arc<dyn Dir>)
+        let op = "open dir";
+        let node = self.inner.dir_node(id, op)?;
+        let path = self.inner.fd(&node, op)?;
+        let fd = self.inner.open_entries(&path).map_err(errno::failed(op))?;
+        let root_ino = (id == ObjectId::ROOT).then_some(node.ino);
+        Ok(Arc::new(list::DirDir::new(fd, root_ino)))
     }
 
     fn sync_dir(&self, id: ObjectId) -> Result<()> {
-        self.inner.sync_dir(id)
+        let (inner, op) = (&self.inner, "sync dir");
+        let node = inner.dir_node(id, op)?;
+        let path = inner.fd(&node, op)?;
+        inner.with_spare(|| {
+            let fd = inner.open_entries(&path).map_err(errno::failed(op))?;
+            inner.sync_node(&node, &fd, false)
+        })?;
+        inner.sync_names(&node)
     }
 
     fn copy_range(&self, src: ObjectId, src_off: u64, dst: ObjectId, dst_off: u64, len: u64) -> Result<u64> {
-        self.inner.copy_range(src, src_off, dst, dst_off, len)
+        let op = "copy range";
+        let from = self.inner.open_data(src, Access::Read)?;
+        let to = self.inner.open_data(dst, Access::ReadWrite)?;
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let (mut src_off, mut dst_off) = (src_off, dst_off);
+        let done = rustix::io::retry_on_intr(|| {
+            rustix::fs::copy_file_range(&from.fd, Some(&mut src_off), &to.fd, Some(&mut dst_off), len)
+        });
+        if !matches!(done, Ok(0)) {
+            self.inner.changed(&self.inner.table.get(dst, op)?, Change::Data);
+        }
+        done.map(|n| n as u64).map_err(errno::failed(op))
     }
 
     fn get_xattr(&self, id: ObjectId, name: &OsStr) -> Result<Vec<u8>> {
@@ -512,7 +482,15 @@ impl Store for DirStore {
     }
 
     fn path_of(&self, id: ObjectId) -> Option<PathBuf> {
-        self.inner.path_of(id)
+        let (inner, op) = (&self.inner, "path");
+        let fd = inner.fd(&inner.table.get(id, op).ok()?, op).ok()?;
+        let link = |fd: BorrowedFd<'_>| {
+            let name = sys::FdName::short(fd);
+            let target = rustix::fs::readlinkat(&inner.proc_fds, name.as_c_str(), Vec::new()).ok()?;
+            Some(PathBuf::from(OsString::from_vec(target.into_bytes())))
+        };
+        let root = inner.fd(inner.table.root(), op).ok()?;
+        link(fd.as_fd())?.strip_prefix(link(root.as_fd())?).ok().map(Path::to_owned)
     }
 
     fn statfs(&self) -> Result<StatFs> {

@@ -3,12 +3,14 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use rustix::io::Errno;
+
 /// The result of a store operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The kind of failure, by which the caller decides what to do.
 ///
-/// The names follow errno(3); the FUSE front end maps each of them to one number.
+/// The names follow errno(3), which has one number for each of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -105,6 +107,65 @@ pub enum ErrorKind {
     /// The medium failed (EIO, and every error without a kind of its own).
     #[error("input/output error")]
     Io,
+}
+
+macro_rules! numbers {
+    ($($kind:ident $errno:ident $name:literal,)*) => {
+        impl ErrorKind {
+            /// The names that rules for faults give them, as errno(3) has them.
+            pub(crate) const NAMES: &[(&str, Self)] = &[$(($name, Self::$kind),)*];
+
+            /// The number that it is named after.
+            #[must_use]
+            pub const fn errno(self) -> Errno {
+                match self { $(Self::$kind => Errno::$errno,)* }
+            }
+
+            /// The kind of `errno`; [`Io`](Self::Io) if it has no kind of its own.
+            pub(crate) const fn of(errno: Errno) -> Self {
+                match errno {
+                    $(Errno::$errno => Self::$kind,)*
+                    Errno::NOSYS | Errno::NOTTY => Self::Unsupported,
+                    Errno::MFILE => Self::TooManyFiles,
+                    _ => Self::Io,
+                }
+            }
+        }
+    };
+}
+
+numbers! {
+    NotFound NOENT "ENOENT",
+    Exists EXIST "EEXIST",
+    NotDirectory NOTDIR "ENOTDIR",
+    IsDirectory ISDIR "EISDIR",
+    NotEmpty NOTEMPTY "ENOTEMPTY",
+    NoSpace NOSPC "ENOSPC",
+    Quota DQUOT "EDQUOT",
+    ReadOnly ROFS "EROFS",
+    NotPermitted PERM "EPERM",
+    AccessDenied ACCESS "EACCES",
+    NameTooLong NAMETOOLONG "ENAMETOOLONG",
+    TooManyLinks MLINK "EMLINK",
+    Loop LOOP "ELOOP",
+    CrossDevice XDEV "EXDEV",
+    NoAttribute NODATA "ENODATA",
+    Range RANGE "ERANGE",
+    TooBig TOOBIG "E2BIG",
+    FileTooBig FBIG "EFBIG",
+    Unsupported OPNOTSUPP "EOPNOTSUPP",
+    Invalid INVAL "EINVAL",
+    NoSuchAddress NXIO "ENXIO",
+    NoDevice NODEV "ENODEV",
+    Busy BUSY "EBUSY",
+    TextBusy TXTBSY "ETXTBSY",
+    Stale STALE "ESTALE",
+    TooManyFiles NFILE "EMFILE",
+    NoMemory NOMEM "ENOMEM",
+    Interrupted INTR "EINTR",
+    WouldBlock AGAIN "EAGAIN",
+    TimedOut TIMEDOUT "ETIMEDOUT",
+    Io IO "EIO",
 }
 
 /// A failed store operation.

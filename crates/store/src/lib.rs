@@ -14,11 +14,11 @@
 //! ```text
 //!  spec                         opens a store by its name
 //!   |
-//!  dir   mem   fault            the stores
-//!   |     |      |   watch  hook     calls under way; calls that a test sees
-//!   |     |      |     |     |
-//!   |     |      |     around        a store around another
-//!   |     |      |       |
+//!  dir   mem   fault                 the stores
+//!   |     |      |   watch   hook     calls under way; calls that a test sees
+//!   |     |      |     |       |
+//!   |     |      +--- around --+      a store around another
+//!   |     |             |
 //!   traits, types, name, error       what a store is: read `traits` first
 //! ```
 //!
@@ -55,14 +55,14 @@ mod watch;
 pub use around::{Around, AroundStore};
 pub use dir::{DirCounters, DirOptions, DirStore};
 pub use error::{Error, ErrorKind, Result};
-pub use fault::{FaultOp, FaultStore};
+pub use fault::{FaultOp, FaultStore, Faults};
 pub use hook::{At, HookStore, Hooks};
 pub use mem::MemStore;
 pub use name::Name;
 pub use spec::{open, open_with};
-pub use traits::{Dir, File, Store};
+pub use traits::{Created, Dir, File, Store};
 pub use types::{
-    Access, AllocateMode, Attr, Created, Creator, DirEntry, Entry, FileType, NewNode, ObjectId, RenameFlags,
-    Seek, SetAttr, SetXattr, StatFs, TimeSet, Timestamp,
+    Access, AllocateMode, Attr, Creator, DirEntry, Entry, FileType, NewNode, ObjectId, RenameFlags, Seek,
+    SetAttr, SetXattr, StatFs, TimeSet, Timestamp,
 };
 pub use watch::{UnderWay, Watch};

@@ -7,9 +7,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::{
-    Access, AllocateMode, Attr, Created, Creator, DirEntry, Entry, Error, ErrorKind, Name, NewNode, ObjectId,
+    Access, AllocateMode, Attr, Creator, DirEntry, Entry, Error, ErrorKind, Name, NewNode, ObjectId,
     RenameFlags, Result, Seek, SetAttr, SetXattr, StatFs,
 };
+
+/// A new file, open for reading and writing whatever its mode.
+#[derive(Debug, Clone)]
+pub struct Created {
+    /// The object; its receiver holds one reference.
+    pub entry: Entry,
+    /// Its data.
+    pub file: Arc<dyn File>,
+}
 
 /// A tree of objects. See the [crate](crate) for references, threads and durability.
 ///

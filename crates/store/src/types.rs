@@ -1,9 +1,6 @@
 //! The values that stores and volumes exchange.
 
 use std::ffi::OsString;
-use std::sync::Arc;
-
-use crate::File;
 
 /// Names an object of a store while its user holds a reference on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -123,15 +120,6 @@ pub enum Access {
     Read,
     /// For reading and writing.
     ReadWrite,
-}
-
-/// A new file, open for reading and writing whatever its mode.
-#[derive(Debug, Clone)]
-pub struct Created {
-    /// The object; its receiver holds one reference.
-    pub entry: Entry,
-    /// Its data.
-    pub file: Arc<dyn File>,
 }
 
 /// A time to set.

@@ -270,7 +270,7 @@ impl Inner {
             // Not every file system can sync a directory; then there is nothing to wait for.
             Err(Errno::INVAL) if node.kind == FileType::Directory => state.settle(up_to, true),
             Err(e) => {
-                let kind = errno::kind(e);
+                let kind = ErrorKind::of(e);
                 // Data written while the sync went on may be lost as well.
                 state.failed = Some(Failure { kind, at: state.clock });
                 self.enqueue(node, &mut state);

@@ -185,7 +185,7 @@ impl File for DirFile {
         if !matches!(result, Err((_, false))) {
             self.store.changed(&self.node, Change::Data);
         }
-        result.map_err(|(errno, _)| Error::new(errno::kind(errno), op))
+        result.map_err(|(errno, _)| Error::new(ErrorKind::of(errno), op))
     }
 
     fn allocate(&self, mode: AllocateMode, offset: u64, len: u64) -> Result<()> {

@@ -1,26 +1,29 @@
 //! Decides about each call, and holds those that hang.
 //!
-//! Lock order: `Control::state` is a leaf; the wrapped store is not called under it.
+//! Lock order: `Faults::state` is a leaf; the wrapped store is not called under it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sync::{Condvar, Mutex};
 
-use super::rules::{FaultOp, Rule, When};
-use crate::{Error, ErrorKind, Result};
+use super::rules::{self, FaultOp, Rule, When};
+use crate::around::AroundStore;
+use crate::{Error, ErrorKind, Result, Store};
 
 /// The decision about a call that may go on.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Verdict {
+pub(super) enum Verdict {
     /// Call the wrapped store.
     Pass,
     /// Write the first half, then fail with this.
     Tear(ErrorKind),
 }
 
+/// The rules of a [`FaultStore`](crate::FaultStore), and the calls that hang.
 #[derive(Debug, Default)]
-pub(crate) struct Control {
+pub struct Faults {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -44,53 +47,73 @@ struct Counted {
     seen: u64,
 }
 
-impl Control {
-    pub(crate) fn new(rules: Vec<Rule>) -> Self {
-        let control = Self::default();
-        control.set_rules(rules);
-        control
+impl AroundStore<Faults> {
+    /// Wraps `inner` under `rules`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] for a rule that is not understood.
+    pub fn new(inner: Arc<dyn Store>, rules: &str) -> Result<Arc<Self>> {
+        let this = Self { inner, around: Arc::default() };
+        this.set_rules(rules)?;
+        Ok(Arc::new(this))
     }
 
-    pub(crate) fn set_rules(&self, rules: Vec<Rule>) {
-        let mut state = self.state.lock();
-        state.rules = rules.into_iter().map(|rule| Counted { rule, seen: 0 }).collect();
+    /// Puts other rules in the place of the present ones. Calls that hang go on hanging.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); the old rules stay then.
+    pub fn set_rules(&self, rules: &str) -> Result<()> {
+        let rules = rules::parse(rules)?.into_iter().map(|rule| Counted { rule, seen: 0 }).collect();
+        let mut state = self.around.state.lock();
+        state.rules = rules;
         state.is_released = false;
+        Ok(())
     }
 
-    pub(crate) fn calls(&self, op: FaultOp) -> u64 {
-        self.state.lock().calls.get(op as usize).copied().unwrap_or(0)
-    }
-
-    pub(crate) fn release(&self) {
-        let mut state = self.state.lock();
+    /// Lets all calls that hang go on, and no call hang again until new rules are set.
+    pub fn release(&self) {
+        let mut state = self.around.state.lock();
         state.releases += 1;
         state.is_released = true;
         drop(state);
-        self.changed.notify_all();
+        self.around.changed.notify_all();
     }
 
-    pub(crate) fn close(&self) {
-        self.state.lock().is_closed = true;
-        self.changed.notify_all();
+    /// How many calls hang now.
+    #[must_use]
+    pub fn hanging(&self) -> usize {
+        self.around.state.lock().hanging
     }
 
-    pub(crate) fn hanging(&self) -> usize {
-        self.state.lock().hanging
-    }
-
-    pub(crate) fn wait_hanging(&self, n: usize, timeout: Duration) -> bool {
+    /// Waits until `n` calls hang; `false` if `timeout` came first.
+    #[must_use]
+    pub fn wait_hanging(&self, n: usize, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
-        let mut state = self.state.lock();
+        let mut state = self.around.state.lock();
         while state.hanging < n {
-            if self.changed.wait_until(&mut state, until) {
+            if self.around.changed.wait_until(&mut state, until) {
                 return state.hanging >= n;
             }
         }
         true
     }
 
+    /// How many calls of `op` came in.
+    #[must_use]
+    pub fn calls(&self, op: FaultOp) -> u64 {
+        self.around.state.lock().calls.get(op as usize).copied().unwrap_or(0)
+    }
+}
+
+impl Faults {
+    /// Ends all calls that hang, and refuses later ones.
+    pub(super) fn close(&self) {
+        self.state.lock().is_closed = true;
+        self.changed.notify_all();
+    }
+
     /// Counts a call, holds it as long as the rules say, and returns the decision about it.
-    pub(crate) fn enter(&self, op: FaultOp) -> Result<Verdict> {
+    pub(super) fn enter(&self, op: FaultOp) -> Result<Verdict> {
         let mut state = self.state.lock();
         let number = op as usize;
         if state.calls.len() <= number {

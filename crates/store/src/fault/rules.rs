@@ -58,39 +58,25 @@ ops! {
     DirClose "dir.close",
 }
 
-const ERRNOS: &[(&str, ErrorKind)] = &[
-    ("ENOENT", ErrorKind::NotFound),
-    ("EEXIST", ErrorKind::Exists),
-    ("ENOTDIR", ErrorKind::NotDirectory),
-    ("EISDIR", ErrorKind::IsDirectory),
-    ("ENOTEMPTY", ErrorKind::NotEmpty),
-    ("ENOSPC", ErrorKind::NoSpace),
-    ("EDQUOT", ErrorKind::Quota),
-    ("EROFS", ErrorKind::ReadOnly),
-    ("EPERM", ErrorKind::NotPermitted),
-    ("EACCES", ErrorKind::AccessDenied),
-    ("ENAMETOOLONG", ErrorKind::NameTooLong),
-    ("EMLINK", ErrorKind::TooManyLinks),
-    ("ELOOP", ErrorKind::Loop),
-    ("EXDEV", ErrorKind::CrossDevice),
-    ("ENODATA", ErrorKind::NoAttribute),
-    ("ERANGE", ErrorKind::Range),
-    ("E2BIG", ErrorKind::TooBig),
-    ("EFBIG", ErrorKind::FileTooBig),
-    ("EOPNOTSUPP", ErrorKind::Unsupported),
-    ("EINVAL", ErrorKind::Invalid),
-    ("ENXIO", ErrorKind::NoSuchAddress),
-    ("ENODEV", ErrorKind::NoDevice),
-    ("EBUSY", ErrorKind::Busy),
-    ("ETXTBSY", ErrorKind::TextBusy),
-    ("ESTALE", ErrorKind::Stale),
-    ("EMFILE", ErrorKind::TooManyFiles),
-    ("ENOMEM", ErrorKind::NoMemory),
-    ("EINTR", ErrorKind::Interrupted),
-    ("EAGAIN", ErrorKind::WouldBlock),
-    ("ETIMEDOUT", ErrorKind::TimedOut),
-    ("EIO", ErrorKind::Io),
-];
+impl FaultOp {
+    /// The one that a call of a store counts as.
+    pub(super) fn of(call: &str) -> Self {
+        let name = match call {
+            "recall" | "recall_parent" => "lookup",
+            "sync" => "store.sync",
+            "read_at" => "read",
+            "file_sync" => "file.sync",
+            "close_file" => "file.close",
+            "close_dir" => "dir.close",
+            name => name,
+        };
+        Self::named(name).unwrap_or_else(|| unreachable!("rules have no name for {call}"))
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|op| op.name() == name)
+    }
+}
 
 /// Which of the matching calls a rule is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,7 +143,7 @@ fn parse_rule(text: &str) -> Result<Rule> {
             ("nth", _) => rule.when = When::Nth(number()?),
             ("from", _) => rule.when = When::From(number()?),
             ("fail", Some(name)) => {
-                let known = ERRNOS.iter().find(|(n, _)| *n == name);
+                let known = ErrorKind::NAMES.iter().find(|(n, _)| *n == name);
                 let (_, kind) = known.ok_or_else(|| bad(text, &format!("no error is named `{name}`")))?;
                 rule.fail = Some(*kind);
             }
@@ -184,7 +170,7 @@ fn parse_ops(name: &str) -> Option<Option<Vec<FaultOp>>> {
         "sync" => Some(Some(vec![FaultOp::StoreSync, FaultOp::FileSync])),
         "read_at" => one(FaultOp::Read),
         "write_at" => one(FaultOp::Write),
-        _ => one(FaultOp::ALL.iter().copied().find(|op| op.name() == name)?),
+        _ => one(FaultOp::named(name)?),
     }
 }
 
