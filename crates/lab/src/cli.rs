@@ -5,7 +5,8 @@
 //! Exit codes: 0 done; 1 the experiment failed; 2 the command line is wrong; 130 stopped by a
 //! signal (results up to then are printed and written).
 
-use crate::experiment::{self, Experiment, Settings, Stop};
+use crate::experiment::{Experiment, Settings, Stop};
+use crate::experiments;
 use crate::machine::{self, Machine};
 use crate::progress::Progress;
 use crate::report::{Choice, Document, Recorder};
@@ -50,13 +51,13 @@ struct Arguments {
 
 fn experiments_help() -> String {
     let mut help = "Experiments:\n".to_owned();
-    for experiment in experiment::all() {
+    for experiment in experiments::ALL {
         help.push_str(&format!(
             "  {}  {}\n    variants: {}\n    scenarios: {}\n",
-            experiment.name(),
-            experiment.question(),
-            experiment.variants().join(", "),
-            experiment.scenarios().join(", ")
+            experiment.name,
+            experiment.question,
+            experiment.variants.join(", "),
+            experiment.scenarios.join(", ")
         ));
     }
     help.push_str(
@@ -74,8 +75,7 @@ fn experiments_help() -> String {
 /// Runs the command line of this process.
 pub(crate) fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let experiments = experiment::all();
-    let (experiment, settings) = match choose(&arguments, &experiments) {
+    let (experiment, settings) = match choose(&arguments) {
         Ok(chosen) => chosen,
         Err(message) => {
             eprintln!("lab: {message}");
@@ -85,32 +85,29 @@ pub(crate) fn main() -> ExitCode {
     match run(&arguments, experiment, settings) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("lab: {}: {error:#}", experiment.name());
+            eprintln!("lab: {}: {error:#}", experiment.name);
             ExitCode::FAILURE
         }
     }
 }
 
 /// Finds the variants that the names mean, or fails with the valid names.
-fn choose<'a>(
-    arguments: &Arguments,
-    experiments: &'a [Box<dyn Experiment>],
-) -> Result<(&'a dyn Experiment, Settings), String> {
+fn choose(arguments: &Arguments) -> Result<(&'static Experiment, Settings), String> {
     let name = arguments.experiment.as_str();
-    let experiment = experiments.iter().find(|experiment| experiment.name() == name).ok_or_else(|| {
-        let known: Vec<&str> = experiments.iter().map(|experiment| experiment.name()).collect();
+    let experiment = experiments::named(name).ok_or_else(|| {
+        let known = experiments::ALL.map(|experiment| experiment.name);
         format!("no experiment is named `{name}`; there are: {}", known.join(", "))
     })?;
     let settings = Settings {
         quick: arguments.quick,
         runs: arguments.runs.map(usize::from),
-        variants: subset(&arguments.variant, experiment.variants(), "variant", name)?,
-        scenarios: subset(&arguments.scenario, experiment.scenarios(), "scenario", name)?,
+        variants: subset(&arguments.variant, experiment.variants, "variant", name)?,
+        scenarios: subset(&arguments.scenario, experiment.scenarios, "scenario", name)?,
         source: arguments.source.clone(),
         program: arguments.program.clone(),
         stop: Stop::default(),
     };
-    Ok((experiment.as_ref(), settings))
+    Ok((experiment, settings))
 }
 
 /// The named ones of `known`, in the order of `known`; all of them if none is named.
@@ -127,7 +124,7 @@ fn subset(
     Ok(known.iter().copied().filter(is_chosen).collect())
 }
 
-fn run(arguments: &Arguments, experiment: &dyn Experiment, settings: Settings) -> anyhow::Result<ExitCode> {
+fn run(arguments: &Arguments, experiment: &Experiment, settings: Settings) -> anyhow::Result<ExitCode> {
     let stop = Stop::at_signals().context("cannot install signal handlers")?;
     let settings = Settings { stop: stop.clone(), ..settings };
     // Before anything runs: an output that cannot be written is known now, not after ten minutes.
@@ -141,13 +138,13 @@ fn run(arguments: &Arguments, experiment: &dyn Experiment, settings: Settings) -
     let when = machine::rfc3339(SystemTime::now());
     let mut recorder = Recorder::default();
     let progress = Progress::new();
-    let mut notes = experiment.run(&settings, &progress, &mut recorder)?;
+    let mut notes = (experiment.run)(&settings, &progress, &mut recorder)?;
     drop(progress);
     if stop.is_set() {
         notes.push("Stopped by a signal: the later rounds are missing.".to_owned());
     }
     let document = Document {
-        experiment: experiment.name().to_owned(),
+        experiment: experiment.name.to_owned(),
         command: command(std::env::args().skip(1)),
         commit: machine::commit(&source_tree()),
         when,
@@ -189,7 +186,7 @@ pub(crate) fn source_tree() -> PathBuf {
     executable.as_deref().and_then(Path::parent).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
-fn publish(arguments: &Arguments, document: &Document, experiment: &dyn Experiment) -> anyhow::Result<()> {
+fn publish(arguments: &Arguments, document: &Document, experiment: &Experiment) -> anyhow::Result<()> {
     let write = |file: &Path, text: &str| {
         std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
     };
@@ -230,8 +227,7 @@ mod tests {
 
     #[test]
     fn names_are_checked_and_the_known_ones_listed() {
-        let experiments = experiment::all();
-        let refused = |line: &str| choose(&parse(line), &experiments).map(|_| ()).unwrap_err();
+        let refused = |line: &str| choose(&parse(line)).map(|_| ()).unwrap_err();
         let message = refused("volume");
         assert!(message.contains("`volume`") && message.contains("volumes"), "{message}");
         let message = refused("volumes --variant null,nul");
@@ -242,10 +238,9 @@ mod tests {
 
     #[test]
     fn chosen_variants_keep_the_order_of_the_experiment() {
-        let experiments = experiment::all();
-        let (experiment, settings) = choose(&parse("volumes --variant tmpfs,default"), &experiments).unwrap();
+        let (experiment, settings) = choose(&parse("volumes --variant tmpfs,default")).unwrap();
         assert_eq!(settings.variants, ["default", "tmpfs"]);
-        assert_eq!(settings.scenarios, experiment.scenarios());
+        assert_eq!(settings.scenarios, experiment.scenarios);
         assert!(!settings.quick);
     }
 }

@@ -24,10 +24,6 @@ use mounted::Mounted;
 use scenario::Scenario;
 use subject::Subject;
 
-/// The experiment.
-#[derive(Debug)]
-pub(crate) struct Drain;
-
 const VARIANTS: [&str; 5] = ["persb", "base", "race", "rmbarrier", "persb-fifo"];
 
 /// The variant of volumes, which can be measured on a mount.
@@ -39,106 +35,90 @@ const TICK_MS: u64 = 20;
 /// Those of the product.
 const SHORT_TICK_MS: u64 = 4;
 
-const UMOUNT: Metric = Metric { name: "umount", unit: "ms", shown: Shown::P50, larger_is_better: false };
-const DRAIN: Metric = Metric { name: "drain", unit: "ms", shown: Shown::P50, larger_is_better: false };
+const UMOUNT: Metric = Metric::new("umount", "ms");
+const DRAIN: Metric = Metric::new("drain", "ms");
 /// Switches of all superblocks when a drain begins.
-const IN_FLIGHT: Metric =
-    Metric { name: "in_flight", unit: "switches", shown: Shown::P50, larger_is_better: false };
+const IN_FLIGHT: Metric = Metric::new("in_flight", "switches");
 /// Drains that began when there was none: variants that ask for that did not wait.
-const NONE_IN_FLIGHT: Metric =
-    Metric { name: "none_in_flight", unit: "%", shown: Shown::P50, larger_is_better: false };
+const NONE_IN_FLIGHT: Metric = Metric::new("none_in_flight", "%");
 
-const WRITE: Metric = Metric { name: "write", unit: "us", shown: Shown::Both, larger_is_better: false };
+const WRITE: Metric = Metric::new("write", "us").shown(Shown::Both);
 
-impl Experiment for Drain {
-    fn name(&self) -> &'static str {
-        "drain"
-    }
+/// The experiment.
+pub(crate) static EXPERIMENT: Experiment = Experiment {
+    name: "drain",
+    question: "what does an unmount wait for?",
+    variants: &VARIANTS,
+    scenarios: &scenario::ALL.names(),
+    baseline: None,
+    run,
+};
 
-    fn question(&self) -> &'static str {
-        "what does an unmount wait for?"
-    }
-
-    fn variants(&self) -> &'static [&'static str] {
-        &VARIANTS
-    }
-
-    fn scenarios(&self) -> &'static [&'static str] {
-        &Scenario::NAMES
-    }
-
-    fn run(
-        &self,
-        settings: &Settings,
-        progress: &Progress,
-        recorder: &mut Recorder,
-    ) -> anyhow::Result<Vec<String>> {
-        let slice = Duration::from_millis(if settings.quick { 120 } else { 400 });
-        let rounds = settings.runs.unwrap_or(if settings.quick { 3 } else { 12 });
-        let make = |tick| -> Vec<Subject> {
-            settings.variants.iter().map(|name| Subject::new(name, Duration::from_millis(tick))).collect()
-        };
-        let (mut subjects, mut short) = (make(TICK_MS), make(SHORT_TICK_MS));
-        let scenarios: Vec<Scenario> =
-            settings.scenarios.iter().filter_map(|name| Scenario::named(name)).collect();
-        let is_mounted = |scenario: &Scenario| matches!(scenario, Scenario::RemovalMounted(_));
-        let wants_mount = settings.variants.contains(&PRODUCT) && scenarios.iter().any(is_mounted);
-        let mounted = wants_mount.then(|| Mounted::new(settings));
-        let expected = slice + load::SETTLE * 2;
-        let steps = u32::try_from(rounds * subjects.len() * scenarios.len()).unwrap_or(u32::MAX);
-        progress.expect(self.name(), expected * steps);
-        'rounds: for round in 0..rounds {
-            for scenario in &scenarios {
-                if let (Scenario::RemovalMounted(_), Some(mounted)) = (scenario, &mounted) {
-                    progress.now(&format!("round {} of {rounds}: {}", round + 1, scenario.name()));
-                    on_a_mount(*scenario, mounted, recorder);
+fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> anyhow::Result<Vec<String>> {
+    let slice = Duration::from_millis(if settings.quick { 120 } else { 400 });
+    let rounds = settings.runs.unwrap_or(if settings.quick { 3 } else { 12 });
+    let make = |tick| -> Vec<Subject> {
+        settings.variants.iter().map(|name| Subject::new(name, Duration::from_millis(tick))).collect()
+    };
+    let (mut subjects, mut short) = (make(TICK_MS), make(SHORT_TICK_MS));
+    let scenarios = scenario::ALL.chosen(&settings.scenarios);
+    let is_mounted = |scenario: &Scenario| matches!(scenario, Scenario::RemovalMounted(_));
+    let wants_mount = settings.variants.contains(&PRODUCT) && scenarios.iter().any(is_mounted);
+    let mounted = wants_mount.then(|| Mounted::new(settings));
+    let expected = slice + load::SETTLE * 2;
+    let steps = u32::try_from(rounds * subjects.len() * scenarios.len()).unwrap_or(u32::MAX);
+    progress.expect(EXPERIMENT.name, expected * steps);
+    'rounds: for round in 0..rounds {
+        for scenario in &scenarios {
+            if let (Scenario::RemovalMounted(_), Some(mounted)) = (scenario, &mounted) {
+                progress.now(&format!("round {} of {rounds}: {}", round + 1, scenario.name()));
+                on_a_mount(*scenario, mounted, recorder);
+            }
+            if is_mounted(scenario) {
+                continue;
+            }
+            for turn in 0..subjects.len() {
+                if settings.stop.is_set() {
+                    break 'rounds;
                 }
-                if is_mounted(scenario) {
-                    continue;
-                }
-                for turn in 0..subjects.len() {
-                    if settings.stop.is_set() {
-                        break 'rounds;
-                    }
-                    let at = (turn + round) % subjects.len();
-                    let of = if scenario.is_short() { &mut short } else { &mut subjects };
-                    let subject = &mut of[at];
-                    progress.now(&format!(
-                        "round {} of {rounds}: {} {}",
-                        round + 1,
-                        scenario.name(),
-                        subject.name
-                    ));
-                    if let Scenario::Removal(removes) = scenario {
-                        for write in load::beside_removals(subject, *removes, slice) {
-                            let us = write.as_secs_f64() * 1e6;
-                            recorder.value(scenario.name(), subject.name, WRITE, us);
-                        }
-                        progress.done(expected);
-                        continue;
-                    }
-                    for unmounted in scenario.slice(subject, slice) {
-                        let ms = |time: Duration| time.as_secs_f64() * 1e3;
-                        let none = if unmounted.in_flight == 0 { 100.0 } else { 0.0 };
-                        let figures = [
-                            (UMOUNT, ms(unmounted.umount)),
-                            (DRAIN, ms(unmounted.drain)),
-                            (IN_FLIGHT, unmounted.in_flight as f64),
-                            (NONE_IN_FLIGHT, none),
-                        ];
-                        for (metric, value) in figures {
-                            recorder.value(scenario.name(), subject.name, metric, value);
-                        }
+                let at = (turn + round) % subjects.len();
+                let of = if scenario.is_short() { &mut short } else { &mut subjects };
+                let subject = &mut of[at];
+                progress.now(&format!(
+                    "round {} of {rounds}: {} {}",
+                    round + 1,
+                    scenario.name(),
+                    subject.name
+                ));
+                if let Scenario::Removal(removes) = scenario {
+                    for write in load::beside_removals(subject, *removes, slice) {
+                        let us = write.as_secs_f64() * 1e6;
+                        recorder.value(scenario.name(), subject.name, WRITE, us);
                     }
                     progress.done(expected);
+                    continue;
                 }
+                for unmounted in scenario.slice(subject, slice) {
+                    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+                    let none = if unmounted.in_flight == 0 { 100.0 } else { 0.0 };
+                    let figures = [
+                        (UMOUNT, ms(unmounted.umount)),
+                        (DRAIN, ms(unmounted.drain)),
+                        (IN_FLIGHT, unmounted.in_flight as f64),
+                        (NONE_IN_FLIGHT, none),
+                    ];
+                    for (metric, value) in figures {
+                        recorder.value(scenario.name(), subject.name, metric, value);
+                    }
+                }
+                progress.done(expected);
             }
         }
-        if let Some(Ok(mounted)) = mounted {
-            mounted.end()?;
-        }
-        Ok(notes(&subjects, &short, slice, rounds))
     }
+    if let Some(Ok(mounted)) = mounted {
+        mounted.end()?;
+    }
+    Ok(notes(&subjects, &short, slice, rounds))
 }
 
 /// A writer on a mount beside a removal; or why there is none.

@@ -20,10 +20,6 @@ use crate::progress::Progress;
 use crate::report::Recorder;
 use scenario::{Scenario, Sizes};
 
-/// The experiment.
-#[derive(Debug)]
-pub(crate) struct EventPoll;
-
 const VARIANTS: [&str; 10] = [
     "default",
     "rwlock",
@@ -37,53 +33,39 @@ const VARIANTS: [&str; 10] = [
     "tokio-mpsc",
 ];
 
-impl Experiment for EventPoll {
-    fn name(&self) -> &'static str {
-        "eventpoll"
-    }
+/// The experiment.
+pub(crate) static EXPERIMENT: Experiment = Experiment {
+    name: "eventpoll",
+    question: "how many events get through, and who holds up whom?",
+    variants: &VARIANTS,
+    scenarios: &scenario::ALL.names(),
+    baseline: None,
+    run,
+};
 
-    fn question(&self) -> &'static str {
-        "how many events get through, and who holds up whom?"
-    }
-
-    fn variants(&self) -> &'static [&'static str] {
-        &VARIANTS
-    }
-
-    fn scenarios(&self) -> &'static [&'static str] {
-        &Scenario::NAMES
-    }
-
-    fn run(
-        &self,
-        settings: &Settings,
-        progress: &Progress,
-        recorder: &mut Recorder,
-    ) -> anyhow::Result<Vec<String>> {
-        let sizes = if settings.quick { Sizes::QUICK } else { Sizes::FULL };
-        let rounds = settings.runs.unwrap_or(sizes.rounds);
-        let scenarios: Vec<Scenario> =
-            settings.scenarios.iter().filter_map(|name| Scenario::named(name)).collect();
-        let steps = u32::try_from(rounds * settings.variants.len() * scenarios.len()).unwrap_or(u32::MAX);
-        let expected = Duration::from_millis(if settings.quick { 160 } else { 700 });
-        progress.expect(self.name(), expected * steps);
-        for round in 0..rounds {
-            for scenario in &scenarios {
-                for turn in 0..settings.variants.len() {
-                    if settings.stop.is_set() {
-                        return Ok(notes(sizes, round));
-                    }
-                    // Another subject begins each round: none always follows one and the same
-                    // neighbour.
-                    let name = settings.variants[(turn + round) % settings.variants.len()];
-                    progress.now(&format!("round {} of {rounds}: {} {name}", round + 1, scenario.name()));
-                    run(*scenario, name, sizes, recorder);
-                    progress.done(expected);
+fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> anyhow::Result<Vec<String>> {
+    let sizes = if settings.quick { Sizes::QUICK } else { Sizes::FULL };
+    let rounds = settings.runs.unwrap_or(sizes.rounds);
+    let scenarios = scenario::ALL.chosen(&settings.scenarios);
+    let steps = u32::try_from(rounds * settings.variants.len() * scenarios.len()).unwrap_or(u32::MAX);
+    let expected = Duration::from_millis(if settings.quick { 160 } else { 700 });
+    progress.expect(EXPERIMENT.name, expected * steps);
+    for round in 0..rounds {
+        for scenario in &scenarios {
+            for turn in 0..settings.variants.len() {
+                if settings.stop.is_set() {
+                    return Ok(notes(sizes, round));
                 }
+                // Another subject begins each round: none always follows one and the same
+                // neighbour.
+                let name = settings.variants[(turn + round) % settings.variants.len()];
+                progress.now(&format!("round {} of {rounds}: {} {name}", round + 1, scenario.name()));
+                slice(*scenario, name, sizes, recorder);
+                progress.done(expected);
             }
         }
-        Ok(notes(sizes, rounds))
     }
+    Ok(notes(sizes, rounds))
 }
 
 /// A short form of it in a kernel that was booted for it: bandwidth and inversion, of the kernel
@@ -111,18 +93,18 @@ pub(crate) fn run_beside_kernel(
         rounds: settings.runs.map_or(Sizes::BOOTED.rounds, |runs| runs.div_ceil(4)),
         ..Sizes::BOOTED
     };
-    for scenario in SCENARIOS.iter().filter_map(|name| Scenario::named(name)) {
+    for scenario in scenario::ALL.chosen(&SCENARIOS) {
         progress.step(&format!("epoll: {}", scenario.name()));
         for round in 0..sizes.rounds {
             for turn in 0..VARIANTS.len() {
-                run(scenario, VARIANTS[(turn + round) % VARIANTS.len()], sizes, recorder);
+                slice(scenario, VARIANTS[(turn + round) % VARIANTS.len()], sizes, recorder);
             }
         }
     }
     Ok(notes(sizes, sizes.rounds))
 }
 
-fn run(scenario: Scenario, variant: &str, sizes: Sizes, recorder: &mut Recorder) {
+fn slice(scenario: Scenario, variant: &str, sizes: Sizes, recorder: &mut Recorder) {
     match variant {
         "default" => scenario.run::<ours::Default>(variant, sizes, recorder),
         "rwlock" => scenario.run::<ours::Ours<lists::RwLocked>>(variant, sizes, recorder),

@@ -1,6 +1,6 @@
 //! Every experiment is a name, a question, variants, and a run that fills a [`Recorder`].
 //!
-//! A new experiment is a module with a type that implements [`Experiment`] and a line in [`all`].
+//! A new experiment is a module with an [`Experiment`] and its name in `experiments::ALL`.
 
 use crate::progress::Progress;
 use crate::report::{Baseline, Recorder};
@@ -9,55 +9,35 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One experiment of the lab.
-pub(crate) trait Experiment {
+#[derive(Debug)]
+pub(crate) struct Experiment {
     /// Its name on the command line and in the JSON.
-    fn name(&self) -> &'static str;
-
+    pub(crate) name: &'static str,
     /// The question that it answers, for the help.
-    fn question(&self) -> &'static str;
-
+    pub(crate) question: &'static str,
     /// All variants and peers, the default first.
-    fn variants(&self) -> &'static [&'static str];
-
+    pub(crate) variants: &'static [&'static str],
     /// All scenarios, in the order of the table.
-    fn scenarios(&self) -> &'static [&'static str];
-
-    /// The default.
-    fn default_variant(&self) -> &'static str {
-        self.variants().first().copied().unwrap_or("default")
-    }
-
-    /// The baseline of the ratios in the tables: the default, unless the experiment sets another.
-    fn baseline(&self) -> Baseline {
-        Baseline::Variant(self.default_variant().to_owned())
-    }
-
+    pub(crate) scenarios: &'static [&'static str],
+    /// The baseline of the ratios in the tables, if it is not the default.
+    pub(crate) baseline: Option<fn() -> Baseline>,
     /// Runs every chosen scenario with every chosen variant, interleaved, and records the results.
     /// Remarks on all rows (sizes, durability, warm caches) are returned as notes. A stopped
-    /// experiment returns early with its results so far.
-    ///
-    /// # Errors
-    /// Only if nothing can be measured at all; a variant that fails is a row with that reason.
-    fn run(
-        &self,
-        settings: &Settings,
-        progress: &Progress,
-        recorder: &mut Recorder,
-    ) -> anyhow::Result<Vec<String>>;
+    /// experiment returns early with its results so far. Fails only if nothing can be measured at
+    /// all; a variant that fails is a row with that reason.
+    pub(crate) run: fn(&Settings, &Progress, &mut Recorder) -> anyhow::Result<Vec<String>>,
 }
 
-/// The experiments of this build.
-pub(crate) fn all() -> Vec<Box<dyn Experiment>> {
-    vec![
-        Box::new(crate::drain::Drain),
-        Box::new(crate::eventpoll::EventPoll),
-        Box::new(crate::isolation::Isolation),
-        Box::new(crate::scale::Scale),
-        Box::new(crate::mounts::Mounts),
-        Box::new(crate::rcu::Rcu),
-        Box::new(crate::sync::Sync),
-        Box::new(crate::volumes::Volumes),
-    ]
+impl Experiment {
+    /// The default.
+    pub(crate) fn default_variant(&self) -> &'static str {
+        self.variants[0]
+    }
+
+    /// The baseline of the ratios in the tables.
+    pub(crate) fn baseline(&self) -> Baseline {
+        self.baseline.map_or_else(|| Baseline::Variant(self.default_variant().to_owned()), |own| own())
+    }
 }
 
 /// The settings of the command line.

@@ -33,10 +33,6 @@ use load::{Amount, Found};
 use notes::notes;
 use rig::{HEALTHY, Rig, Way, Work};
 
-/// The experiment.
-#[derive(Debug)]
-pub(crate) struct Isolation;
-
 const VARIANTS: [&str; 2] = ["default", "attached"];
 const ALONE: &str = "alone";
 const SCENARIOS: [&str; 21] = [
@@ -66,32 +62,23 @@ const SCENARIOS: [&str; 21] = [
 const QUICK: [&str; 8] =
     [ALONE, "idle-1", "stalled-1", "idle-10", "stalled-10", "resting-4", "throttled-4", "churning-4"];
 
-const fn metric(name: &'static str, unit: &'static str) -> Metric {
-    Metric { name, unit, shown: Shown::P50, larger_is_better: false }
-}
-
-/// The median, and the slowest of a hundred.
-const fn with_tail(name: &'static str, unit: &'static str) -> Metric {
-    Metric { shown: Shown::Both, ..metric(name, unit) }
-}
-
-const LARGE: Metric = Metric { larger_is_better: true, ..metric("write-1m", "MB/s") };
-const WRITE: Metric = with_tail("write-4k", "ms");
-const FSYNC: Metric = metric("fsync", "ms");
-const SYNC: Metric = metric("sync", "ms");
-const STAT: Metric = with_tail("stat", "ms");
-const CREATE: Metric = with_tail("create", "ms");
-const MAPPED: Metric = with_tail("mapped-4k", "ms");
-const UMOUNT: Metric = metric("umount", "ms");
-const LAZY: Metric = metric("umount-lazy", "ms");
-const STATUS: Metric = metric("status", "ms");
-const FORCE: Metric = metric("force", "ms");
-const NOTICED: Metric = metric("stall-noticed", "ms");
-const THREADS: Metric = metric("threads", "");
-const MEMORY: Metric = metric("memory", "MiB");
-const PROCESSOR: Metric = metric("neighbours_cpu", "%");
-const OF_LIMIT: Metric = metric("neighbour_of_limit", "%");
-const SWITCHES: Metric = metric("switches_per_s", "1/s");
+const LARGE: Metric = Metric::rate("write-1m", "MB/s");
+const WRITE: Metric = Metric::new("write-4k", "ms").shown(Shown::Both);
+const FSYNC: Metric = Metric::new("fsync", "ms");
+const SYNC: Metric = Metric::new("sync", "ms");
+const STAT: Metric = Metric::new("stat", "ms").shown(Shown::Both);
+const CREATE: Metric = Metric::new("create", "ms").shown(Shown::Both);
+const MAPPED: Metric = Metric::new("mapped-4k", "ms").shown(Shown::Both);
+const UMOUNT: Metric = Metric::new("umount", "ms");
+const LAZY: Metric = Metric::new("umount-lazy", "ms");
+const STATUS: Metric = Metric::new("status", "ms");
+const FORCE: Metric = Metric::new("force", "ms");
+const NOTICED: Metric = Metric::new("stall-noticed", "ms");
+const THREADS: Metric = Metric::new("threads", "");
+const MEMORY: Metric = Metric::new("memory", "MiB");
+const PROCESSOR: Metric = Metric::new("neighbours_cpu", "%");
+const OF_LIMIT: Metric = Metric::new("neighbour_of_limit", "%");
+const SWITCHES: Metric = Metric::new("switches_per_s", "1/s");
 /// Those that every scenario has.
 const METRICS: [Metric; 11] =
     [LARGE, WRITE, FSYNC, SYNC, STAT, CREATE, UMOUNT, LAZY, STATUS, THREADS, MEMORY];
@@ -116,78 +103,63 @@ const TURNS: usize = 8;
 /// Stalled volumes that are given up in each round.
 const FORCED: usize = 5;
 
-impl Experiment for Isolation {
-    fn name(&self) -> &'static str {
-        "isolation"
-    }
+/// The experiment.
+pub(crate) static EXPERIMENT: Experiment = Experiment {
+    name: "isolation",
+    question: "what does a neighbour cost a healthy volume?",
+    variants: &VARIANTS,
+    scenarios: &SCENARIOS,
+    baseline: Some(baseline),
+    run,
+};
 
-    fn question(&self) -> &'static str {
-        "what does a neighbour cost a healthy volume?"
+fn baseline() -> Baseline {
+    let pair = |&scenario: &&str| Some((scenario.to_owned(), Beside::of(scenario).control()?));
+    Baseline::Scenarios {
+        names: vec!["idle-N".to_owned(), "resting-N".to_owned()],
+        of: SCENARIOS.iter().filter_map(pair).collect(),
     }
+}
 
-    fn variants(&self) -> &'static [&'static str] {
-        &VARIANTS
+fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> anyhow::Result<Vec<String>> {
+    ensure!(rustix::process::geteuid().is_root(), "needs root");
+    let program = program(settings).map_err(anyhow::Error::msg)?;
+    let place = settings.source.clone().unwrap_or_else(|| PathBuf::from("/dev/shm"));
+    let place = place.canonicalize()?;
+    let rounds = settings.runs.unwrap_or(if settings.quick { 1 } else { 6 });
+    let mut cells: Vec<(&str, &str)> = Vec::new();
+    for &scenario in chosen(settings) {
+        cells.extend(settings.variants.iter().map(|&variant| (scenario, variant)));
     }
-
-    fn scenarios(&self) -> &'static [&'static str] {
-        &SCENARIOS
-    }
-
-    fn baseline(&self) -> Baseline {
-        let pair = |&scenario: &&str| Some((scenario.to_owned(), Beside::of(scenario).control()?));
-        Baseline::Scenarios {
-            names: vec!["idle-N".to_owned(), "resting-N".to_owned()],
-            of: SCENARIOS.iter().filter_map(pair).collect(),
-        }
-    }
-
-    fn run(
-        &self,
-        settings: &Settings,
-        progress: &Progress,
-        recorder: &mut Recorder,
-    ) -> anyhow::Result<Vec<String>> {
-        ensure!(rustix::process::geteuid().is_root(), "needs root");
-        let program = program(settings).map_err(anyhow::Error::msg)?;
-        let place = settings.source.clone().unwrap_or_else(|| PathBuf::from("/dev/shm"));
-        let place = place.canonicalize()?;
-        let rounds = settings.runs.unwrap_or(if settings.quick { 1 } else { 6 });
-        let mut cells: Vec<(&str, &str)> = Vec::new();
-        for &scenario in chosen(settings) {
-            cells.extend(settings.variants.iter().map(|&variant| (scenario, variant)));
-        }
-        let whole: Duration = cells.iter().map(|cell| expected(cell, settings.quick)).sum();
-        progress.expect(self.name(), whole * u32::try_from(rounds).unwrap_or(1));
-        // In their order in the tables, in whatever order they run.
-        for metric in METRICS.iter().chain(&[MAPPED, FORCE, NOTICED, PROCESSOR, OF_LIMIT, SWITCHES]) {
-            for (scenario, variant) in &cells {
-                if METRICS.contains(metric) || has(Beside::of(scenario).kind, *metric) {
-                    recorder.expect(scenario, variant, *metric);
-                }
+    let whole: Duration = cells.iter().map(|cell| expected(cell, settings.quick)).sum();
+    progress.expect(EXPERIMENT.name, whole * u32::try_from(rounds).unwrap_or(1));
+    // In their order in the tables, in whatever order they run.
+    for metric in METRICS.iter().chain(&[MAPPED, FORCE, NOTICED, PROCESSOR, OF_LIMIT, SWITCHES]) {
+        for (scenario, variant) in &cells {
+            if METRICS.contains(metric) || has(Beside::of(scenario).kind, *metric) {
+                recorder.expect(scenario, variant, *metric);
             }
         }
-        for round in 0..rounds {
-            // None is always the first, nor always after one and the same.
-            let step = if round == 0 { 0 } else { (cells.len() / 2).saturating_sub(1) };
-            cells.rotate_left(step);
-            for (scenario, variant) in &cells {
-                if settings.stop.is_set() {
-                    return Ok(notes(&place));
-                }
-                let now = format!("round {} of {rounds}: {scenario} {variant}", round + 1);
-                progress.now(&now);
-                let mut cell = Cell { scenario, variant, settings, recorder };
-                if let Err(error) = cell.run(&program, &place) {
-                    progress.say(&format!("{now}: {error:#}"));
-                    METRICS
-                        .iter()
-                        .for_each(|m| recorder.absent(scenario, variant, *m, &format!("{error:#}")));
-                }
-                progress.done(expected(&(scenario, variant), settings.quick));
-            }
-        }
-        Ok(notes(&place))
     }
+    for round in 0..rounds {
+        // None is always the first, nor always after one and the same.
+        let step = if round == 0 { 0 } else { (cells.len() / 2).saturating_sub(1) };
+        cells.rotate_left(step);
+        for (scenario, variant) in &cells {
+            if settings.stop.is_set() {
+                return Ok(notes(&place));
+            }
+            let now = format!("round {} of {rounds}: {scenario} {variant}", round + 1);
+            progress.now(&now);
+            let mut cell = Cell { scenario, variant, settings, recorder };
+            if let Err(error) = cell.run(&program, &place) {
+                progress.say(&format!("{now}: {error:#}"));
+                METRICS.iter().for_each(|m| recorder.absent(scenario, variant, *m, &format!("{error:#}")));
+            }
+            progress.done(expected(&(scenario, variant), settings.quick));
+        }
+    }
+    Ok(notes(&place))
 }
 
 /// The scenarios to run: without a choice of the user's, only some where it has to be quick.

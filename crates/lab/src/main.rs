@@ -10,6 +10,7 @@ mod control;
 mod drain;
 mod eventpoll;
 mod experiment;
+mod experiments;
 mod host;
 mod isolation;
 mod kernels;
@@ -27,6 +28,7 @@ mod scale;
 mod source;
 mod stats;
 mod sync;
+mod table;
 mod volumes;
 
 use std::process::ExitCode;

@@ -16,12 +16,7 @@ use std::time::Duration;
 
 use crate::experiment::{Experiment, Settings};
 use crate::progress::Progress;
-use crate::report::{Metric, Recorder, Shown};
-use scenario::Scenario;
-
-/// The experiment.
-#[derive(Debug)]
-pub(crate) struct Mounts;
+use crate::report::{Metric, Recorder};
 
 const VARIANTS: [&str; 16] = [
     "default",
@@ -42,54 +37,39 @@ const VARIANTS: [&str; 16] = [
     "kernel-rcu-normal",
 ];
 
-const PER_MOUNT: Metric =
-    Metric { name: "per_mount", unit: "us", shown: Shown::P50, larger_is_better: false };
+const PER_MOUNT: Metric = Metric::new("per_mount", "us");
 
-impl Experiment for Mounts {
-    fn name(&self) -> &'static str {
-        "mounts"
-    }
+/// The experiment.
+pub(crate) static EXPERIMENT: Experiment = Experiment {
+    name: "mounts",
+    question: "what does an unmount cost, and what does it promise?",
+    variants: &VARIANTS,
+    scenarios: &scenario::ALL.names(),
+    baseline: None,
+    run,
+};
 
-    fn question(&self) -> &'static str {
-        "what does an unmount cost, and what does it promise?"
-    }
-
-    fn variants(&self) -> &'static [&'static str] {
-        &VARIANTS
-    }
-
-    fn scenarios(&self) -> &'static [&'static str] {
-        &scenario::NAMES
-    }
-
-    fn run(
-        &self,
-        settings: &Settings,
-        progress: &Progress,
-        recorder: &mut Recorder,
-    ) -> anyhow::Result<Vec<String>> {
-        let slice = Duration::from_millis(if settings.quick { 40 } else { 250 });
-        let rounds = settings.runs.unwrap_or(if settings.quick { 3 } else { 5 });
-        let scenarios: Vec<Scenario> =
-            settings.scenarios.iter().filter_map(|name| Scenario::named(name)).collect();
-        let variants = &settings.variants;
-        let round: Duration = scenarios.iter().map(|scenario| scenario.takes(slice)).sum();
-        progress.expect(self.name(), round * u32::try_from(rounds * variants.len()).unwrap_or(u32::MAX));
-        for round in 0..rounds {
-            for scenario in &scenarios {
-                for turn in 0..variants.len() {
-                    if settings.stop.is_set() {
-                        return Ok(notes(slice, round));
-                    }
-                    let variant = variants[order(turn, round, variants.len())];
-                    progress.now(&format!("round {} of {rounds}: {} {variant}", round + 1, scenario.name()));
-                    scenario.slice(variant, slice, recorder);
-                    progress.done(scenario.takes(slice));
+fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> anyhow::Result<Vec<String>> {
+    let slice = Duration::from_millis(if settings.quick { 40 } else { 250 });
+    let rounds = settings.runs.unwrap_or(if settings.quick { 3 } else { 5 });
+    let scenarios = scenario::ALL.chosen(&settings.scenarios);
+    let variants = &settings.variants;
+    let round: Duration = scenarios.iter().map(|scenario| scenario.takes(slice)).sum();
+    progress.expect(EXPERIMENT.name, round * u32::try_from(rounds * variants.len()).unwrap_or(u32::MAX));
+    for round in 0..rounds {
+        for scenario in &scenarios {
+            for turn in 0..variants.len() {
+                if settings.stop.is_set() {
+                    return Ok(notes(slice, round));
                 }
+                let variant = variants[order(turn, round, variants.len())];
+                progress.now(&format!("round {} of {rounds}: {} {variant}", round + 1, scenario.name()));
+                scenario.slice(variant, slice, recorder);
+                progress.done(scenario.takes(slice));
             }
         }
-        Ok(notes(slice, rounds))
     }
+    Ok(notes(slice, rounds))
 }
 
 /// The variant with this turn of a round: another one begins each round, and none always follows

@@ -18,68 +18,49 @@ use std::time::Duration;
 use crate::experiment::{Experiment, Settings};
 use crate::progress::Progress;
 use crate::report::Recorder;
-use scenario::Scenario;
 use subject::Subject;
-
-/// The experiment.
-#[derive(Debug)]
-pub(crate) struct Rcu;
 
 const VARIANTS: [&str; 5] = ["default", "normal", "crossbeam", "seize", "liburcu"];
 
-impl Experiment for Rcu {
-    fn name(&self) -> &'static str {
-        "rcu"
-    }
+/// The experiment.
+pub(crate) static EXPERIMENT: Experiment = Experiment {
+    name: "rcu",
+    question: "what do readers, grace periods and callbacks cost?",
+    variants: &VARIANTS,
+    scenarios: &scenario::ALL.names(),
+    baseline: None,
+    run,
+};
 
-    fn question(&self) -> &'static str {
-        "what do readers, grace periods and callbacks cost?"
-    }
-
-    fn variants(&self) -> &'static [&'static str] {
-        &VARIANTS
-    }
-
-    fn scenarios(&self) -> &'static [&'static str] {
-        &Scenario::NAMES
-    }
-
-    fn run(
-        &self,
-        settings: &Settings,
-        progress: &Progress,
-        recorder: &mut Recorder,
-    ) -> anyhow::Result<Vec<String>> {
-        let slice = Duration::from_millis(if settings.quick { 200 } else { 500 });
-        let rounds = settings.runs.unwrap_or(if settings.quick { 3 } else { 10 });
-        let subjects: Vec<(&'static str, Made)> =
-            settings.variants.iter().map(|&name| (name, subject(name))).collect();
-        let scenarios: Vec<Scenario> =
-            settings.scenarios.iter().filter_map(|name| Scenario::named(name)).collect();
-        let slices = scenarios.iter().map(|scenario| scenario.slices()).sum::<u32>();
-        let turns = u32::try_from(rounds * subjects.len()).unwrap_or(u32::MAX);
-        progress.expect(self.name(), slice * slices * turns);
-        for round in 0..rounds {
-            for scenario in &scenarios {
-                for turn in 0..subjects.len() {
-                    if settings.stop.is_set() {
-                        return Ok(notes(slice, round));
-                    }
-                    // Another subject begins each round: none always follows one and the same
-                    // neighbour.
-                    let (name, subject) = &subjects[(turn + round) % subjects.len()];
-                    progress.now(&format!("round {} of {rounds}: {} {name}", round + 1, scenario.name()));
-                    let slice = slice * scenario.slices();
-                    match subject {
-                        Ok(subject) => scenario.slice(name, &**subject, slice, recorder),
-                        Err(why) => scenario.absent(name, why, recorder),
-                    }
-                    progress.done(slice);
+fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> anyhow::Result<Vec<String>> {
+    let slice = Duration::from_millis(if settings.quick { 200 } else { 500 });
+    let rounds = settings.runs.unwrap_or(if settings.quick { 3 } else { 10 });
+    let subjects: Vec<(&'static str, Made)> =
+        settings.variants.iter().map(|&name| (name, subject(name))).collect();
+    let scenarios = scenario::ALL.chosen(&settings.scenarios);
+    let slices = scenarios.iter().map(|scenario| scenario.slices()).sum::<u32>();
+    let turns = u32::try_from(rounds * subjects.len()).unwrap_or(u32::MAX);
+    progress.expect(EXPERIMENT.name, slice * slices * turns);
+    for round in 0..rounds {
+        for scenario in &scenarios {
+            for turn in 0..subjects.len() {
+                if settings.stop.is_set() {
+                    return Ok(notes(slice, round));
                 }
+                // Another subject begins each round: none always follows one and the same
+                // neighbour.
+                let (name, subject) = &subjects[(turn + round) % subjects.len()];
+                progress.now(&format!("round {} of {rounds}: {} {name}", round + 1, scenario.name()));
+                let slice = slice * scenario.slices();
+                match subject {
+                    Ok(subject) => scenario.slice(name, &**subject, slice, recorder),
+                    Err(why) => scenario.absent(name, why, recorder),
+                }
+                progress.done(slice);
             }
         }
-        Ok(notes(slice, rounds))
     }
+    Ok(notes(slice, rounds))
 }
 
 /// A subject, or why there is none.

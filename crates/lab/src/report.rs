@@ -44,6 +44,21 @@ pub(crate) enum Shown {
 }
 
 impl Metric {
+    /// A quantity of which less is better, shown by its median.
+    pub(crate) const fn new(name: &'static str, unit: &'static str) -> Self {
+        Self { name, unit, shown: Shown::P50, larger_is_better: false }
+    }
+
+    /// A quantity of which more is better, shown by its median.
+    pub(crate) const fn rate(name: &'static str, unit: &'static str) -> Self {
+        Self { larger_is_better: true, ..Self::new(name, unit) }
+    }
+
+    /// It is shown by this figure.
+    pub(crate) const fn shown(self, shown: Shown) -> Self {
+        Self { shown, ..self }
+    }
+
     /// The figure that is shown and its unit, for people.
     pub(crate) fn label(self) -> String {
         let Self { unit, shown, .. } = self;

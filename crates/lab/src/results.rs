@@ -14,7 +14,7 @@ mod blocks;
 mod inline;
 mod published;
 
-use crate::experiment;
+use crate::experiments;
 use crate::host::{Hosts, page as host_page};
 use crate::report::{Baseline, Document};
 use anyhow::Context as _;
@@ -162,8 +162,8 @@ impl Results {
         let mut page = blocks::fill(&self.page, |block| self.render(block))?;
         for (name, document) in &self.documents {
             if !blocks::all(&page).iter().any(|block| block.name == *name) {
-                let question = experiment::all().into_iter().find(|e| e.name() == document.experiment);
-                let question = question.map_or_else(String::new, |e| format!(": {}", e.question()));
+                let question = experiments::named(&document.experiment);
+                let question = question.map_or_else(String::new, |e| format!(": {}", e.question));
                 let block = Block::whole(name);
                 let _ = write!(
                     page,
@@ -234,21 +234,17 @@ fn other_pages(docs: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(pages)
 }
 
-/// The experiment that made it, if this build has it still.
-fn made_by(document: &Document) -> Option<Box<dyn experiment::Experiment>> {
-    experiment::all().into_iter().find(|experiment| experiment.name() == document.experiment)
-}
-
 /// The variant that a plot shows before the others.
 fn default_variant(document: &Document) -> String {
     let first = || document.rows.first().map(|row| row.variant.clone());
-    let known = made_by(document).map(|experiment| experiment.default_variant().to_owned());
+    let known =
+        experiments::named(&document.experiment).map(|experiment| experiment.default_variant().to_owned());
     known.or_else(first).unwrap_or_else(|| "default".to_owned())
 }
 
 /// The baseline of the ratios in its tables.
 fn baseline(document: &Document) -> Baseline {
-    made_by(document)
+    experiments::named(&document.experiment)
         .map_or_else(|| Baseline::Variant(default_variant(document)), |experiment| experiment.baseline())
 }
 

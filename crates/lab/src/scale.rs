@@ -23,10 +23,6 @@ use crate::volumes::ours::program;
 pub(crate) use process::{How, Rig};
 use served::Served;
 
-/// The experiment.
-#[derive(Debug)]
-pub(crate) struct Scale;
-
 /// The program, and the directories of a mountpoint and of so many volumes, and one more.
 struct Prepared {
     program: PathBuf,
@@ -57,13 +53,13 @@ const SCENARIOS: [&str; 8] =
 /// Those of `watertight serve`.
 const OF_SERVE: &[&str] = &["serve", "reload", "reload-detach", "stop"];
 
-const TOOK: Metric = Metric { name: "took", unit: "ms", shown: Shown::Both, larger_is_better: false };
-const ONE: Metric = Metric { name: "status_one", unit: "ms", shown: Shown::P50, larger_is_better: false };
-const ALL: Metric = Metric { name: "status_all", unit: "ms", shown: Shown::P50, larger_is_better: false };
-const NEW: Metric = Metric { name: "memory", unit: "KiB", shown: Shown::P50, larger_is_better: false };
-const USED: Metric = Metric { name: "memory_used", unit: "KiB", shown: Shown::P50, larger_is_better: false };
-const THREADS: Metric = Metric { name: "threads", unit: "", shown: Shown::P50, larger_is_better: false };
-const FILES: Metric = Metric { name: "descriptors", unit: "", shown: Shown::P50, larger_is_better: false };
+const TOOK: Metric = Metric::new("took", "ms").shown(Shown::Both);
+const ONE: Metric = Metric::new("status_one", "ms");
+const ALL: Metric = Metric::new("status_all", "ms");
+const NEW: Metric = Metric::new("memory", "KiB");
+const USED: Metric = Metric::new("memory_used", "KiB");
+const THREADS: Metric = Metric::new("threads", "");
+const FILES: Metric = Metric::new("descriptors", "");
 
 /// Fewer volumes than these take less memory than the process itself gives back and takes
 /// meanwhile.
@@ -74,89 +70,76 @@ const STATUSES: usize = 20;
 const SERVED: usize = 5;
 const RELOADS: usize = 4;
 
-impl Experiment for Scale {
-    fn name(&self) -> &'static str {
-        "many"
-    }
+/// The experiment.
+pub(crate) static EXPERIMENT: Experiment = Experiment {
+    name: "many",
+    question: "what does one more volume cost, among thousands?",
+    variants: &VARIANTS,
+    scenarios: &SCENARIOS,
+    baseline: None,
+    run,
+};
 
-    fn question(&self) -> &'static str {
-        "what does one more volume cost, among thousands?"
+fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> anyhow::Result<Vec<String>> {
+    let rounds = settings.runs.unwrap_or(if settings.quick { 50 } else { 1000 });
+    let wants = |scenario: &str| settings.scenarios.contains(&scenario);
+    progress.expect(EXPERIMENT.name, Duration::from_secs(60));
+    if OF_SERVE.iter().any(|scenario| wants(scenario)) {
+        serve(settings, progress, recorder)?;
     }
-
-    fn variants(&self) -> &'static [&'static str] {
-        &VARIANTS
+    if settings.stop.is_set() || !SCENARIOS.iter().any(|one| wants(one) && !OF_SERVE.contains(one)) {
+        return Ok(vec![SERVE_NOTE.to_owned()]);
     }
-
-    fn scenarios(&self) -> &'static [&'static str] {
-        &SCENARIOS
-    }
-
-    fn run(
-        &self,
-        settings: &Settings,
-        progress: &Progress,
-        recorder: &mut Recorder,
-    ) -> anyhow::Result<Vec<String>> {
-        let rounds = settings.runs.unwrap_or(if settings.quick { 50 } else { 1000 });
-        let wants = |scenario: &str| settings.scenarios.contains(&scenario);
-        progress.expect(self.name(), Duration::from_secs(60));
-        if OF_SERVE.iter().any(|scenario| wants(scenario)) {
-            serve(settings, progress, recorder)?;
+    let mut rigs = Vec::new();
+    for &variant in &settings.variants {
+        progress.now(&format!("{variant} volumes are attached"));
+        let rig = Rig::new(settings, variant.parse()?)?;
+        if wants("idle") {
+            idle(&rig, variant, recorder)?;
         }
-        if settings.stop.is_set() || !SCENARIOS.iter().any(|one| wants(one) && !OF_SERVE.contains(one)) {
-            return Ok(vec![SERVE_NOTE.to_owned()]);
-        }
-        let mut rigs = Vec::new();
-        for &variant in &settings.variants {
-            progress.now(&format!("{variant} volumes are attached"));
-            let rig = Rig::new(settings, variant.parse()?)?;
-            if wants("idle") {
-                idle(&rig, variant, recorder)?;
+        rigs.push((variant, rig, [Histogram::default(), Histogram::default()]));
+    }
+    for round in 0..rounds {
+        progress.now(&format!("round {} of {rounds}", round + 1));
+        in_another_order(&mut rigs, round);
+        for (_, rig, [attaching, detaching]) in &mut rigs {
+            if settings.stop.is_set() {
+                return Ok(Vec::new());
             }
-            rigs.push((variant, rig, [Histogram::default(), Histogram::default()]));
+            let begun = Instant::now();
+            rig.attach_one_more()?;
+            attaching.add(begun.elapsed());
+            let begun = Instant::now();
+            rig.detach_it(How::Plain)?;
+            detaching.add(begun.elapsed());
         }
-        for round in 0..rounds {
-            progress.now(&format!("round {} of {rounds}", round + 1));
-            in_another_order(&mut rigs, round);
-            for (_, rig, [attaching, detaching]) in &mut rigs {
-                if settings.stop.is_set() {
-                    return Ok(Vec::new());
-                }
-                let begun = Instant::now();
-                rig.attach_one_more()?;
-                attaching.add(begun.elapsed());
-                let begun = Instant::now();
-                rig.detach_it(How::Plain)?;
-                detaching.add(begun.elapsed());
+    }
+    rigs.sort_by_key(|(_, rig, _)| rig.size());
+    for (variant, _, [attaching, detaching]) in &rigs {
+        for (scenario, took) in [("attach", attaching), ("detach", detaching)] {
+            if wants(scenario) {
+                recorder.operations_ms(scenario, variant, TOOK, took);
             }
         }
-        rigs.sort_by_key(|(_, rig, _)| rig.size());
-        for (variant, _, [attaching, detaching]) in &rigs {
-            for (scenario, took) in [("attach", attaching), ("detach", detaching)] {
-                if wants(scenario) {
-                    recorder.operations_ms(scenario, variant, TOOK, took);
-                }
-            }
-        }
-        for _ in 0..if wants("status") { STATUSES } else { 0 } {
-            for (variant, rig, _) in &rigs {
-                recorder.value("status", variant, ONE, ms(|| rig.status_of_one())?);
-                recorder.value("status", variant, ALL, ms(|| rig.status_of_all())?);
-            }
-        }
-        let mut notes = vec![
-            "Each volume is a directory store of its own, attached inside one mountpoint by the control socket of its one mount process. \
-             `status` is the program, its start included. `memory`, `memory_used`: resident memory for each volume, new, and after 4 KiB \
-             were written to each (to 1000 at most) and synced. Nothing is durable: the files are in memory."
-                .to_owned(),
-        ];
-        notes.push(SERVE_NOTE.to_owned());
-        notes.extend(ratios(&rigs));
-        for (_, rig, _) in rigs {
-            rig.stop()?;
-        }
-        Ok(notes)
     }
+    for _ in 0..if wants("status") { STATUSES } else { 0 } {
+        for (variant, rig, _) in &rigs {
+            recorder.value("status", variant, ONE, ms(|| rig.status_of_one())?);
+            recorder.value("status", variant, ALL, ms(|| rig.status_of_all())?);
+        }
+    }
+    let mut notes = vec![
+        "Each volume is a directory store of its own, attached inside one mountpoint by the control socket of its one mount process. \
+         `status` is the program, its start included. `memory`, `memory_used`: resident memory for each volume, new, and after 4 KiB \
+         were written to each (to 1000 at most) and synced. Nothing is durable: the files are in memory."
+            .to_owned(),
+    ];
+    notes.push(SERVE_NOTE.to_owned());
+    notes.extend(ratios(&rigs));
+    for (_, rig, _) in rigs {
+        rig.stop()?;
+    }
+    Ok(notes)
 }
 
 const SERVE_NOTE: &str = "`serve`: from the start of `watertight serve` with a file of so many volumes inside one mountpoint until it says that all are \

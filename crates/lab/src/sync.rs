@@ -16,12 +16,8 @@ use std::time::Duration;
 
 use crate::experiment::{Experiment, Settings};
 use crate::progress::Progress;
-use crate::report::{Metric, Recorder, Shown};
+use crate::report::{Metric, Recorder};
 use rig::MountDir;
-
-/// The experiment.
-#[derive(Debug)]
-pub(crate) struct Sync;
 
 const MIB: u64 = 1 << 20;
 
@@ -56,7 +52,7 @@ const ADMIT: [(&str, usize); 5] =
     [("admit-1", 1), ("admit-10", 10), ("admit-100", 100), ("admit-300", 300), ("admit-1000", 1000)];
 
 const fn ms(name: &'static str) -> Metric {
-    Metric { name, unit: "ms", shown: Shown::P50, larger_is_better: false }
+    Metric::new(name, "ms")
 }
 
 const SYNC: Metric = ms("sync");
@@ -64,69 +60,54 @@ const SYNCFS: Metric = ms("syncfs");
 const VERB: Metric = ms("sync_verb");
 const FSYNC: Metric = ms("fsync");
 const THROTTLED_AGAIN: Metric = ms("throttled_again");
-const OF_LIMIT: Metric =
-    Metric { name: "neighbour_of_limit", unit: "%", shown: Shown::P50, larger_is_better: true };
-const RATE: Metric =
-    Metric { name: "neighbour_mb_per_s", unit: "MiB/s", shown: Shown::P50, larger_is_better: true };
+const OF_LIMIT: Metric = Metric::rate("neighbour_of_limit", "%");
+const RATE: Metric = Metric::rate("neighbour_mb_per_s", "MiB/s");
 
-impl Experiment for Sync {
-    fn name(&self) -> &'static str {
-        "sync"
+/// The experiment.
+pub(crate) static EXPERIMENT: Experiment = Experiment {
+    name: "sync",
+    question: "who waits for whom?",
+    variants: &VARIANTS,
+    scenarios: &SCENARIOS,
+    baseline: None,
+    run,
+};
+
+fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> anyhow::Result<Vec<String>> {
+    let rounds = settings.runs.unwrap_or(if settings.quick { 1 } else { 3 });
+    let wants = |scenario: &str| settings.scenarios.contains(&scenario);
+    let each = Duration::from_secs(if settings.quick { 40 } else { 110 });
+    progress.expect(EXPERIMENT.name, each * u32::try_from(rounds).unwrap_or(1));
+    let mut notes = Vec::new();
+    for (scenario, cgroups) in ADMIT.into_iter().filter(|(scenario, _)| wants(scenario)) {
+        admit::throttle(scenario, cgroups, recorder)?;
     }
-
-    fn question(&self) -> &'static str {
-        "who waits for whom?"
-    }
-
-    fn variants(&self) -> &'static [&'static str] {
-        &VARIANTS
-    }
-
-    fn scenarios(&self) -> &'static [&'static str] {
-        &SCENARIOS
-    }
-
-    fn run(
-        &self,
-        settings: &Settings,
-        progress: &Progress,
-        recorder: &mut Recorder,
-    ) -> anyhow::Result<Vec<String>> {
-        let rounds = settings.runs.unwrap_or(if settings.quick { 1 } else { 3 });
-        let wants = |scenario: &str| settings.scenarios.contains(&scenario);
-        let each = Duration::from_secs(if settings.quick { 40 } else { 110 });
-        progress.expect(self.name(), each * u32::try_from(rounds).unwrap_or(1));
-        let mut notes = Vec::new();
-        for (scenario, cgroups) in ADMIT.into_iter().filter(|(scenario, _)| wants(scenario)) {
-            admit::throttle(scenario, cgroups, recorder)?;
+    let dir = match MountDir::new(settings) {
+        Ok(dir) => dir,
+        Err(why) => {
+            notes.push(format!("Nothing was mounted: {why}"));
+            return Ok(notes);
         }
-        let dir = match MountDir::new(settings) {
-            Ok(dir) => dir,
-            Err(why) => {
-                notes.push(format!("Nothing was mounted: {why}"));
+    };
+    notes.extend(full_size::notes());
+    notes.extend(mounted::notes());
+    notes.extend(throttled::notes());
+    notes.push(admit::NOTE.to_owned());
+    notes.push(format!("The store is a directory on {}.", dir.path("store").display()));
+    let mut steps = steps(settings, &wants, &dir);
+    for round in 0..rounds {
+        for (scenario, variant, metric, step) in &mut steps {
+            if settings.stop.is_set() {
                 return Ok(notes);
             }
-        };
-        notes.extend(full_size::notes());
-        notes.extend(mounted::notes());
-        notes.extend(throttled::notes());
-        notes.push(admit::NOTE.to_owned());
-        notes.push(format!("The store is a directory on {}.", dir.path("store").display()));
-        let mut steps = steps(settings, &wants, &dir);
-        for round in 0..rounds {
-            for (scenario, variant, metric, step) in &mut steps {
-                if settings.stop.is_set() {
-                    return Ok(notes);
-                }
-                progress.now(&format!("round {} of {rounds}: {scenario} {variant}", round + 1));
-                if let Err(error) = step(recorder) {
-                    recorder.absent(scenario, variant, *metric, &format!("{error:#}"));
-                }
+            progress.now(&format!("round {} of {rounds}: {scenario} {variant}", round + 1));
+            if let Err(error) = step(recorder) {
+                recorder.absent(scenario, variant, *metric, &format!("{error:#}"));
             }
-            progress.done(each);
         }
-        Ok(notes)
+        progress.done(each);
     }
+    Ok(notes)
 }
 
 type Step<'a> =

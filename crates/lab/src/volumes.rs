@@ -29,10 +29,6 @@ use std::time::Duration;
 use target::{State, Target};
 use trees::Trees;
 
-/// The experiment.
-#[derive(Debug)]
-pub(crate) struct Volumes;
-
 const VARIANTS: [&str; 10] = [
     "default",
     "writethrough",
@@ -46,51 +42,38 @@ const VARIANTS: [&str; 10] = [
     "tmpfs",
 ];
 
-impl Experiment for Volumes {
-    fn name(&self) -> &'static str {
-        "volumes"
-    }
+/// The experiment.
+pub(crate) static EXPERIMENT: Experiment = Experiment {
+    name: "volumes",
+    question: "what does a mounted volume cost?",
+    variants: &VARIANTS,
+    scenarios: &scenario::ALL.names(),
+    baseline: None,
+    run,
+};
 
-    fn question(&self) -> &'static str {
-        "what does a mounted volume cost?"
+fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> anyhow::Result<Vec<String>> {
+    let sizes = Sizes::new(settings)?;
+    let dirs = RunDirs::new(settings.source.as_deref())?;
+    progress.now("preparing programs and trees");
+    let trees = Trees::generate(dirs.scratch(), &sizes).context("cannot make the trees to unpack")?;
+    let mut session = Session {
+        scenarios: scenario::ALL.chosen(&settings.scenarios),
+        targets: target::all(settings, &dirs),
+        settings,
+        sizes,
+        trees,
+        progress,
+        recorder,
+    };
+    progress.expect(EXPERIMENT.name, session.expected());
+    session.mount_all();
+    for round in 0..session.sizes.runs {
+        session.round(round);
     }
-
-    fn variants(&self) -> &'static [&'static str] {
-        &VARIANTS
-    }
-
-    fn scenarios(&self) -> &'static [&'static str] {
-        &Scenario::NAMES
-    }
-
-    fn run(
-        &self,
-        settings: &Settings,
-        progress: &Progress,
-        recorder: &mut Recorder,
-    ) -> anyhow::Result<Vec<String>> {
-        let sizes = Sizes::new(settings)?;
-        let dirs = RunDirs::new(settings.source.as_deref())?;
-        progress.now("preparing programs and trees");
-        let trees = Trees::generate(dirs.scratch(), &sizes).context("cannot make the trees to unpack")?;
-        let mut session = Session {
-            scenarios: settings.scenarios.iter().filter_map(|name| Scenario::named(name)).collect(),
-            targets: target::all(settings, &dirs),
-            settings,
-            sizes,
-            trees,
-            progress,
-            recorder,
-        };
-        progress.expect(self.name(), session.expected());
-        session.mount_all();
-        for round in 0..session.sizes.runs {
-            session.round(round);
-        }
-        let notes = session.notes(&dirs);
-        session.unmount_all();
-        Ok(notes)
-    }
+    let notes = session.notes(&dirs);
+    session.unmount_all();
+    Ok(notes)
 }
 
 /// One run of the experiment.

@@ -15,14 +15,13 @@ use crate::child::Server;
 use crate::control;
 use crate::experiment::Settings;
 use crate::progress::Progress;
-use crate::report::{Metric, Recorder, Shown};
+use crate::report::{Metric, Recorder};
 use crate::scale::{How, Rig};
 
-const UMOUNT: Metric = Metric { name: "umount", unit: "ms", shown: Shown::P50, larger_is_better: false };
-const DETACH: Metric = Metric { name: "detach", unit: "ms", shown: Shown::P50, larger_is_better: false };
-const DRAIN: Metric = Metric { name: "drain", unit: "ms", shown: Shown::P50, larger_is_better: false };
-const SWITCHES: Metric =
-    Metric { name: "switches_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
+const UMOUNT: Metric = Metric::new("umount", "ms");
+const DETACH: Metric = Metric::new("detach", "ms");
+const DRAIN: Metric = Metric::new("drain", "ms");
+const SWITCHES: Metric = Metric::rate("switches_per_s", "1/s");
 
 /// Disks that are churned, and those that are unmounted at once; between them is the one target.
 const CHURNED: usize = 4;

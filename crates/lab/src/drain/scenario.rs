@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::churn;
 use super::load::{self, Unmounted};
 use super::subject::Subject;
+use crate::table::Table;
 
 /// Neighbours, where the scenario does not vary their number.
 const NEIGHBOURS: usize = 4;
@@ -31,60 +32,33 @@ pub(crate) enum Scenario {
     RemovalMounted(bool),
 }
 
+/// All of them.
+pub(super) const ALL: Table<Scenario, 20> = Table([
+    ("control", Scenario::Control),
+    ("control-busy", Scenario::ControlBusy),
+    ("churning", Scenario::Churning),
+    ("idle", Scenario::Idle),
+    ("concurrent-8", Scenario::Concurrent),
+    ("idle-tick-4", Scenario::IdleShort),
+    ("neighbours-0", Scenario::Neighbours(0)),
+    ("neighbours-1", Scenario::Neighbours(1)),
+    ("neighbours-4", Scenario::Neighbours(4)),
+    ("neighbours-16", Scenario::Neighbours(16)),
+    ("neighbours-64", Scenario::Neighbours(64)),
+    ("neighbours-256", Scenario::Neighbours(256)),
+    ("churning-beside-0", Scenario::ChurningBeside(0)),
+    ("churning-beside-16", Scenario::ChurningBeside(16)),
+    ("churning-beside-256", Scenario::ChurningBeside(256)),
+    ("churning-beside-1024", Scenario::ChurningBeside(1024)),
+    ("removal-control", Scenario::Removal(false)),
+    ("removal", Scenario::Removal(true)),
+    ("removal-mounted-control", Scenario::RemovalMounted(false)),
+    ("removal-mounted", Scenario::RemovalMounted(true)),
+]);
+
 impl Scenario {
-    /// All names, in the order of the table.
-    pub(crate) const NAMES: [&'static str; 20] = [
-        "control",
-        "control-busy",
-        "churning",
-        "idle",
-        "concurrent-8",
-        "idle-tick-4",
-        "neighbours-0",
-        "neighbours-1",
-        "neighbours-4",
-        "neighbours-16",
-        "neighbours-64",
-        "neighbours-256",
-        "churning-beside-0",
-        "churning-beside-16",
-        "churning-beside-256",
-        "churning-beside-1024",
-        "removal-control",
-        "removal",
-        "removal-mounted-control",
-        "removal-mounted",
-    ];
-
-    const ALL: [Self; 20] = [
-        Self::Control,
-        Self::ControlBusy,
-        Self::Churning,
-        Self::Idle,
-        Self::Concurrent,
-        Self::IdleShort,
-        Self::Neighbours(0),
-        Self::Neighbours(1),
-        Self::Neighbours(4),
-        Self::Neighbours(16),
-        Self::Neighbours(64),
-        Self::Neighbours(256),
-        Self::ChurningBeside(0),
-        Self::ChurningBeside(16),
-        Self::ChurningBeside(256),
-        Self::ChurningBeside(1024),
-        Self::Removal(false),
-        Self::Removal(true),
-        Self::RemovalMounted(false),
-        Self::RemovalMounted(true),
-    ];
-
-    pub(crate) fn named(name: &str) -> Option<Self> {
-        Self::NAMES.iter().position(|known| *known == name).map(|at| Self::ALL[at])
-    }
-
     pub(crate) fn name(self) -> &'static str {
-        Self::ALL.iter().position(|known| *known == self).map_or("", |at| Self::NAMES[at])
+        ALL.name(self)
     }
 
     /// Whether grace periods begin as often as in the product.

@@ -6,18 +6,16 @@ use std::time::{Duration, Instant};
 use super::subject::Subject;
 use crate::report::{Metric, Recorder, Shown};
 use crate::stats::Histogram;
+use crate::table::Table;
 
-const EVENTS: Metric =
-    Metric { name: "events_per_ms", unit: "1/ms", shown: Shown::P50, larger_is_better: true };
-const OPS: Metric = Metric { name: "ops_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
-const WAKE: Metric = Metric { name: "wake", unit: "us", shown: Shown::P50, larger_is_better: false };
-const WAKE_TAIL: Metric = Metric { name: "wake_p99", unit: "us", shown: Shown::P99, larger_is_better: false };
-const LONGEST: Metric =
-    Metric { name: "longest_wait", unit: "us", shown: Shown::P50, larger_is_better: false };
+const EVENTS: Metric = Metric::rate("events_per_ms", "1/ms");
+const OPS: Metric = Metric::rate("ops_per_s", "1/s");
+const WAKE: Metric = Metric::new("wake", "us");
+const WAKE_TAIL: Metric = Metric::new("wake_p99", "us").shown(Shown::P99);
+const LONGEST: Metric = Metric::new("longest_wait", "us");
 
-const CONTROL: Metric = Metric { name: "ctl", unit: "us", shown: Shown::P50, larger_is_better: false };
-const CONTROL_TAIL: Metric =
-    Metric { name: "ctl_p99", unit: "us", shown: Shown::P99, larger_is_better: false };
+const CONTROL: Metric = Metric::new("ctl", "us");
+const CONTROL_TAIL: Metric = Metric::new("ctl_p99", "us").shown(Shown::P99);
 
 /// Sources that each worker of `wait` has.
 const SOURCES_OF_WORKER: usize = 64;
@@ -69,58 +67,32 @@ pub(crate) enum Scenario {
     },
 }
 
+/// All of them.
+pub(super) const ALL: Table<Scenario, 19> = Table([
+    ("stress-1", Scenario::Stress { threads: 1 }),
+    ("stress-2", Scenario::Stress { threads: 2 }),
+    ("stress-4", Scenario::Stress { threads: 4 }),
+    ("stress-8", Scenario::Stress { threads: 8 }),
+    ("stress-16", Scenario::Stress { threads: 16 }),
+    ("stress-32", Scenario::Stress { threads: 32 }),
+    ("stress-64", Scenario::Stress { threads: 64 }),
+    ("stress-128", Scenario::Stress { threads: 128 }),
+    ("wait", Scenario::Wait),
+    ("wake", Scenario::Wake),
+    ("inversion-0", Scenario::Inversion { producers: 0 }),
+    ("inversion-1", Scenario::Inversion { producers: 1 }),
+    ("inversion-4", Scenario::Inversion { producers: 4 }),
+    ("inversion-16", Scenario::Inversion { producers: 16 }),
+    ("ready-1", Scenario::Ready { sources: 1 }),
+    ("ready-4", Scenario::Ready { sources: 4 }),
+    ("ready-16", Scenario::Ready { sources: 16 }),
+    ("ctl-16", Scenario::Control { sources: 16 }),
+    ("ctl-128", Scenario::Control { sources: 128 }),
+]);
+
 impl Scenario {
-    /// All names, in the order of the table.
-    pub(crate) const NAMES: [&'static str; 19] = [
-        "stress-1",
-        "stress-2",
-        "stress-4",
-        "stress-8",
-        "stress-16",
-        "stress-32",
-        "stress-64",
-        "stress-128",
-        "wait",
-        "wake",
-        "inversion-0",
-        "inversion-1",
-        "inversion-4",
-        "inversion-16",
-        "ready-1",
-        "ready-4",
-        "ready-16",
-        "ctl-16",
-        "ctl-128",
-    ];
-
-    const ALL: [Self; 19] = [
-        Self::Stress { threads: 1 },
-        Self::Stress { threads: 2 },
-        Self::Stress { threads: 4 },
-        Self::Stress { threads: 8 },
-        Self::Stress { threads: 16 },
-        Self::Stress { threads: 32 },
-        Self::Stress { threads: 64 },
-        Self::Stress { threads: 128 },
-        Self::Wait,
-        Self::Wake,
-        Self::Inversion { producers: 0 },
-        Self::Inversion { producers: 1 },
-        Self::Inversion { producers: 4 },
-        Self::Inversion { producers: 16 },
-        Self::Ready { sources: 1 },
-        Self::Ready { sources: 4 },
-        Self::Ready { sources: 16 },
-        Self::Control { sources: 16 },
-        Self::Control { sources: 128 },
-    ];
-
-    pub(crate) fn named(name: &str) -> Option<Self> {
-        Self::NAMES.iter().position(|known| *known == name).map(|at| Self::ALL[at])
-    }
-
     pub(crate) fn name(self) -> &'static str {
-        Self::ALL.iter().position(|known| *known == self).map_or("", |at| Self::NAMES[at])
+        ALL.name(self)
     }
 
     /// One run.

@@ -98,9 +98,9 @@ impl Collected {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Metric, Recorder, Shown};
+    use crate::report::{Metric, Recorder};
 
-    const MS: Metric = Metric { name: "umount", unit: "ms", shown: Shown::P50, larger_is_better: false };
+    const MS: Metric = Metric::new("umount", "ms");
 
     fn brought(kernel: &str, value: f64) -> Document {
         let mut recorder = Recorder::default();

@@ -16,11 +16,11 @@ use super::namespace::{self, Kind};
 use crate::child::Server;
 use crate::experiment::Settings;
 use crate::progress::Progress;
-use crate::report::{Metric, Recorder, Shown};
+use crate::report::{Metric, Recorder};
 use crate::scale::{How, Rig};
 
 const fn ms(name: &'static str) -> Metric {
-    Metric { name, unit: "ms", shown: Shown::P50, larger_is_better: false }
+    Metric::new(name, "ms")
 }
 
 const UMOUNT: Metric = ms("umount");

@@ -21,10 +21,10 @@ use mounts::{Base, FinalSymlink, Umount};
 use super::names::Names;
 use super::strategy::Engine;
 use super::subject::{Ours, Subject};
-use crate::report::{Metric, Recorder, Shown};
+use crate::report::{Metric, Recorder};
 
 const fn count(name: &'static str) -> Metric {
-    Metric { name, unit: "of 1", shown: Shown::P50, larger_is_better: false }
+    Metric::new(name, "of 1")
 }
 
 pub(super) const INSIDE: Metric = count("finalised_inside");

@@ -9,24 +9,22 @@ use super::subject::{Ours, Subject};
 use super::{oracle, trees};
 use crate::report::{Metric, Recorder, Shown};
 use crate::stats::Histogram;
+use crate::table::Table;
 
 const fn ms(name: &'static str) -> Metric {
-    Metric { name, unit: "ms", shown: Shown::P50, larger_is_better: false }
+    Metric::new(name, "ms")
 }
 
 pub(super) const UMOUNT: Metric = ms("umount");
 pub(super) const LAZY: Metric = ms("umount-lazy");
 pub(super) const END: Metric = ms("namespace-end");
 pub(super) const CONTAINER: Metric = ms("container");
-const UMOUNT_P99: Metric =
-    Metric { name: "umount_p99", unit: "ms", shown: Shown::P99, larger_is_better: false };
-const LAZY_P99: Metric =
-    Metric { name: "umount-lazy_p99", unit: "ms", shown: Shown::P99, larger_is_better: false };
-const WALKS: Metric = Metric { name: "walks_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
+const UMOUNT_P99: Metric = Metric::new("umount_p99", "ms").shown(Shown::P99);
+const LAZY_P99: Metric = Metric::new("umount-lazy_p99", "ms").shown(Shown::P99);
+const WALKS: Metric = Metric::rate("walks_per_s", "1/s");
 /// The rate of the thread that mounts and unmounts beside the walks: a faster unmount disturbs
 /// walks more often.
-const UNMOUNTS: Metric =
-    Metric { name: "unmounts_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
+const UNMOUNTS: Metric = Metric::rate("unmounts_per_s", "1/s");
 
 /// Of eight walks one goes elsewhere.
 const WALKS_AT_ONCE: u64 = 8;
@@ -55,7 +53,8 @@ pub(crate) enum Scenario {
 
 use Scenario::{Container, Oracle, Peers, Tree, Unmount, Walks};
 
-const ALL: [(&str, Scenario); 19] = [
+/// All of them.
+pub(super) const ALL: Table<Scenario, 19> = Table([
     ("expedited", Unmount { engine: Engine::Expedited, is_loaded: false }),
     ("expedited-loaded", Unmount { engine: Engine::Expedited, is_loaded: true }),
     ("rt", Unmount { engine: Engine::Normal, is_loaded: false }),
@@ -75,26 +74,11 @@ const ALL: [(&str, Scenario); 19] = [
     ("walks-2-storm", Walks { threads: 2, is_storm: true }),
     ("walks-8-storm", Walks { threads: 8, is_storm: true }),
     ("oracle", Oracle),
-];
-
-/// All names, in the order of the table.
-pub(crate) const NAMES: [&str; ALL.len()] = {
-    let mut names = [""; ALL.len()];
-    let mut at = 0;
-    while at < ALL.len() {
-        names[at] = ALL[at].0;
-        at += 1;
-    }
-    names
-};
+]);
 
 impl Scenario {
-    pub(crate) fn named(name: &str) -> Option<Self> {
-        ALL.iter().find(|(known, _)| *known == name).map(|(_, scenario)| *scenario)
-    }
-
     pub(crate) fn name(self) -> &'static str {
-        ALL.iter().find(|(_, known)| *known == self).map_or("", |(name, _)| name)
+        ALL.name(self)
     }
 
     /// About how long a slice of it takes.

@@ -8,12 +8,12 @@ use super::placement::PLACEMENTS;
 use super::subject::Subject;
 use crate::report::{Metric, Recorder, Shown};
 use crate::stats::Histogram;
+use crate::table::Table;
 
-const READ: Metric = Metric { name: "read_pair", unit: "ns", shown: Shown::P50, larger_is_better: false };
-const GRACE: Metric = Metric { name: "grace", unit: "us", shown: Shown::Both, larger_is_better: false };
-const POLL: Metric = Metric { name: "poll", unit: "us", shown: Shown::Both, larger_is_better: false };
-const CALLBACKS: Metric =
-    Metric { name: "callbacks_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
+const READ: Metric = Metric::new("read_pair", "ns");
+const GRACE: Metric = Metric::new("grace", "us").shown(Shown::Both);
+const POLL: Metric = Metric::new("poll", "us").shown(Shown::Both);
+const CALLBACKS: Metric = Metric::rate("callbacks_per_s", "1/s");
 
 /// Sections by one copy of the loop.
 const PAIRS: u64 = 1_000_000;
@@ -40,38 +40,22 @@ pub(crate) enum Scenario {
     Callbacks,
 }
 
+/// All of them.
+pub(super) const ALL: Table<Scenario, 9> = Table([
+    ("read", Scenario::Read { nested: false }),
+    ("read-nested", Scenario::Read { nested: true }),
+    ("grace-idle", Scenario::Grace { readers: 0 }),
+    ("grace-at-rest", Scenario::GraceAtRest),
+    ("grace-readers-2", Scenario::Grace { readers: 2 }),
+    ("grace-readers-8", Scenario::Grace { readers: 8 }),
+    ("grace-readers-32", Scenario::Grace { readers: 32 }),
+    ("poll-idle", Scenario::Poll),
+    ("callbacks", Scenario::Callbacks),
+]);
+
 impl Scenario {
-    /// All names, in the order of the table.
-    pub(crate) const NAMES: [&'static str; 9] = [
-        "read",
-        "read-nested",
-        "grace-idle",
-        "grace-at-rest",
-        "grace-readers-2",
-        "grace-readers-8",
-        "grace-readers-32",
-        "poll-idle",
-        "callbacks",
-    ];
-
-    const ALL: [Self; 9] = [
-        Self::Read { nested: false },
-        Self::Read { nested: true },
-        Self::Grace { readers: 0 },
-        Self::GraceAtRest,
-        Self::Grace { readers: 2 },
-        Self::Grace { readers: 8 },
-        Self::Grace { readers: 32 },
-        Self::Poll,
-        Self::Callbacks,
-    ];
-
-    pub(crate) fn named(name: &str) -> Option<Self> {
-        Self::NAMES.iter().position(|known| *known == name).map(|at| Self::ALL[at])
-    }
-
     pub(crate) fn name(self) -> &'static str {
-        Self::ALL.iter().position(|known| *known == self).map_or("", |at| Self::NAMES[at])
+        ALL.name(self)
     }
 
     /// How many times the usual time it takes: the longer an operation, the fewer there are of it.

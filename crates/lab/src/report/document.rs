@@ -74,9 +74,9 @@ pub(super) mod example {
 
     /// A document with every kind of row.
     pub(crate) fn document() -> Document {
-        let rate = Metric { name: "ops_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
-        let tail = Metric { name: "p99_us", unit: "us", shown: Shown::P99, larger_is_better: false };
-        let seconds = Metric { name: "seconds", unit: "s", shown: Shown::P50, larger_is_better: false };
+        let rate = Metric::rate("ops_per_s", "1/s");
+        let tail = Metric::new("p99_us", "us").shown(Shown::P99);
+        let seconds = Metric::new("seconds", "s");
         let mut recorder = Recorder::default();
         for (variant, value) in [("default", 20_000.0), ("null", 10_000.0)] {
             recorder.rate("stat-1", variant, rate, value);

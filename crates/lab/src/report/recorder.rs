@@ -160,8 +160,8 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    const RATE: Metric = Metric { name: "ops_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
-    const TAIL: Metric = Metric { name: "p99_us", unit: "us", shown: Shown::P99, larger_is_better: false };
+    const RATE: Metric = Metric::rate("ops_per_s", "1/s");
+    const TAIL: Metric = Metric::new("p99_us", "us").shown(Shown::P99);
 
     #[test]
     fn a_rate_has_mean_and_median_only() {

@@ -11,11 +11,10 @@ use throttle::{CgroupPath, Direction, Request, Throttle};
 
 use super::client::Call;
 use super::rig::MountDir;
-use crate::report::{Metric, Recorder, Shown};
+use crate::report::{Metric, Recorder};
 
-const ADMIT: Metric = Metric { name: "admit", unit: "ns", shown: Shown::P50, larger_is_better: false };
-pub(super) const WRITE: Metric =
-    Metric { name: "write_sync", unit: "us", shown: Shown::P50, larger_is_better: false };
+const ADMIT: Metric = Metric::new("admit", "ns");
+pub(super) const WRITE: Metric = Metric::new("write_sync", "us");
 
 /// Admissions in one sample.
 const ADMISSIONS: u32 = 100_000;

@@ -6,17 +6,16 @@ use super::target::Mounted;
 use super::trees::Trees;
 use crate::report::{Metric, Shown};
 use crate::stats::Histogram;
+use crate::table::Table;
 use std::time::Duration;
 
-const MB_PER_S: Metric = Metric { name: "mb_per_s", unit: "MB/s", shown: Shown::P50, larger_is_better: true };
-const OPS_PER_S: Metric =
-    Metric { name: "ops_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
-const SECONDS: Metric = Metric { name: "seconds", unit: "s", shown: Shown::P50, larger_is_better: false };
-const P99_US: Metric = Metric { name: "p99_us", unit: "us", shown: Shown::P99, larger_is_better: false };
+const MB_PER_S: Metric = Metric::rate("mb_per_s", "MB/s");
+const OPS_PER_S: Metric = Metric::rate("ops_per_s", "1/s");
+const SECONDS: Metric = Metric::new("seconds", "s");
+const P99_US: Metric = Metric::new("p99_us", "us").shown(Shown::P99);
 /// The time of the server's processors for an operation, spinning included; the cost of sleeping is
 /// not in it.
-const SERVER_CPU_US: Metric =
-    Metric { name: "server_cpu_us", unit: "us", shown: Shown::P50, larger_is_better: false };
+const SERVER_CPU_US: Metric = Metric::new("server_cpu_us", "us");
 
 /// Notes for every reader of the rows.
 pub(super) const NOTES: [&str; 7] = [
@@ -54,48 +53,26 @@ pub(crate) enum Found {
     Seconds(f64),
 }
 
+/// All of them.
+pub(super) const ALL: Table<Scenario, 12> = Table([
+    ("seqwrite-1m", Scenario::SeqWrite),
+    ("randwrite-4k-1", Scenario::RandWrite { clients: 1 }),
+    ("randwrite-4k-2", Scenario::RandWrite { clients: 2 }),
+    ("randwrite-4k-fdatasync", Scenario::RandWriteSync),
+    ("seqread-1m", Scenario::SeqRead),
+    ("randread-4k-1", Scenario::RandRead),
+    ("stat-1", Scenario::Stat { clients: 1 }),
+    ("stat-2", Scenario::Stat { clients: 2 }),
+    ("create-unlink-1", Scenario::CreateUnlink { clients: 1 }),
+    ("create-unlink-2", Scenario::CreateUnlink { clients: 2 }),
+    ("untar", Scenario::Untar),
+    ("git-clone", Scenario::GitClone),
+]);
+
 impl Scenario {
-    const ALL: [Self; 12] = [
-        Self::SeqWrite,
-        Self::RandWrite { clients: 1 },
-        Self::RandWrite { clients: 2 },
-        Self::RandWriteSync,
-        Self::SeqRead,
-        Self::RandRead,
-        Self::Stat { clients: 1 },
-        Self::Stat { clients: 2 },
-        Self::CreateUnlink { clients: 1 },
-        Self::CreateUnlink { clients: 2 },
-        Self::Untar,
-        Self::GitClone,
-    ];
-
-    /// The names, in the order of the table.
-    pub(crate) const NAMES: [&'static str; 12] = [
-        "seqwrite-1m",
-        "randwrite-4k-1",
-        "randwrite-4k-2",
-        "randwrite-4k-fdatasync",
-        "seqread-1m",
-        "randread-4k-1",
-        "stat-1",
-        "stat-2",
-        "create-unlink-1",
-        "create-unlink-2",
-        "untar",
-        "git-clone",
-    ];
-
-    /// The scenario of that name.
-    pub(crate) fn named(name: &str) -> Option<Self> {
-        let index = Self::NAMES.iter().position(|&known| known == name)?;
-        Self::ALL.get(index).copied()
-    }
-
     /// Its name.
     pub(crate) fn name(self) -> &'static str {
-        let index = Self::ALL.iter().position(|&known| known == self);
-        index.map_or("", |index| Self::NAMES[index])
+        ALL.name(self)
     }
 
     /// The metrics: the figure, then the tail and the server's share where they apply.
@@ -181,12 +158,12 @@ mod tests {
 
     #[test]
     fn names_and_scenarios_belong_together() {
-        for name in Scenario::NAMES {
-            assert_eq!(Scenario::named(name).unwrap().name(), name);
+        for name in ALL.names() {
+            assert_eq!(ALL.named(name).unwrap().name(), name);
         }
-        assert_eq!(Scenario::named("randwrite-4k-2"), Some(Scenario::RandWrite { clients: 2 }));
-        assert_eq!(Scenario::named("create-unlink-1"), Some(Scenario::CreateUnlink { clients: 1 }));
-        assert_eq!(Scenario::named("git-clone"), Some(Scenario::GitClone));
-        assert_eq!(Scenario::named("nothing"), None);
+        assert_eq!(ALL.named("randwrite-4k-2"), Some(Scenario::RandWrite { clients: 2 }));
+        assert_eq!(ALL.named("create-unlink-1"), Some(Scenario::CreateUnlink { clients: 1 }));
+        assert_eq!(ALL.named("git-clone"), Some(Scenario::GitClone));
+        assert_eq!(ALL.named("nothing"), None);
     }
 }

@@ -1,0 +1,21 @@
+//! The experiments of this build.
+
+use crate::experiment::Experiment;
+use crate::{drain, eventpoll, isolation, mounts, rcu, scale, sync, volumes};
+
+/// All of them, in the order of the help.
+pub(crate) static ALL: [&Experiment; 8] = [
+    &drain::EXPERIMENT,
+    &eventpoll::EXPERIMENT,
+    &isolation::EXPERIMENT,
+    &scale::EXPERIMENT,
+    &mounts::EXPERIMENT,
+    &rcu::EXPERIMENT,
+    &sync::EXPERIMENT,
+    &volumes::EXPERIMENT,
+];
+
+/// The experiment of this name.
+pub(crate) fn named(name: &str) -> Option<&'static Experiment> {
+    ALL.into_iter().find(|experiment| experiment.name == name)
+}
