@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use eventpoll::Journal;
+use serde::{Deserialize, Serialize};
 use store::ErrorKind;
 use sync::Mutex;
 
@@ -63,7 +64,8 @@ pub enum What {
 }
 
 /// The states of a volume's life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Life {
     /// It was mounted.
     Mounted,
@@ -80,16 +82,19 @@ pub enum Life {
 }
 
 /// A limit that readers and writers of a cgroup meet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Limit {
-    /// The bytes and operations of a second, `io.max`.
+    /// The bytes and operations of a second.
+    #[serde(rename = "io.max")]
     IoMax,
     /// Its dirty bytes.
+    #[serde(rename = "memory.dirty_max")]
     DirtyMax,
 }
 
 /// The beginning or the end of a condition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Edge {
     /// It begins.
     Begins,

@@ -15,12 +15,11 @@ use eventpoll::{EventPoll, Interest, PollFd, Read, Reader};
 use hyper::body::{Body, Bytes, Frame};
 use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
-use volume::events::{self as of_volume, Edge};
+use volume::events::{Edge, Events, Life, Limit, What};
 
 use super::api::now_ms;
 use super::registered;
 use crate::control::volume_id::VolumeId;
-
 use crate::term::shown::{Name, Words};
 
 /// Events in one piece of the answer.
@@ -63,17 +62,17 @@ pub enum EventKind {
         /// Which limit.
         limit: Limit,
         /// Which end.
-        edge: EdgeOf,
+        edge: Edge,
     },
     /// The store does not answer, or answers again.
     Stall {
         /// Which end.
-        edge: EdgeOf,
+        edge: Edge,
     },
     /// Writers wait for room in the cache, or no more.
     CacheFull {
         /// Which end.
-        edge: EdgeOf,
+        edge: Edge,
     },
     /// Data could not be written. It stays in the cache, and is tried again.
     Error {
@@ -89,87 +88,21 @@ pub enum EventKind {
     },
 }
 
-/// Where a volume's life is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Life {
-    /// It was mounted.
-    Mounted,
-    /// It was attached to a mount that serves several volumes.
-    Attached,
-    /// No path leads to it any more.
-    Detached,
-    /// It writes the rest.
-    Draining,
-    /// Everything is on the store and the store is free.
-    Released,
-    /// It ended with data that was not written.
-    Failed,
-}
-
-/// A limit of a cgroup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Limit {
-    /// Its limit of bytes written in a second.
-    #[serde(rename = "io.max")]
-    IoMax,
-    /// Its limit of dirty bytes.
-    #[serde(rename = "memory.dirty_max")]
-    DirtyMax,
-}
-
-/// Which end of something that lasts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum EdgeOf {
-    /// It begins.
-    Begins,
-    /// It ends.
-    Ends,
-}
-
-impl From<Edge> for EdgeOf {
-    fn from(edge: Edge) -> Self {
-        match edge {
-            Edge::Begins => Self::Begins,
-            Edge::Ends => Self::Ends,
-        }
-    }
-}
-
-impl From<of_volume::Life> for Life {
-    fn from(life: of_volume::Life) -> Self {
-        match life {
-            of_volume::Life::Mounted => Self::Mounted,
-            of_volume::Life::Attached => Self::Attached,
-            of_volume::Life::Detached => Self::Detached,
-            of_volume::Life::Draining => Self::Draining,
-            of_volume::Life::Released => Self::Released,
-            of_volume::Life::Failed => Self::Failed,
-        }
-    }
-}
-
-impl From<&of_volume::What> for EventKind {
-    fn from(what: &of_volume::What) -> Self {
+impl From<&What> for EventKind {
+    fn from(what: &What) -> Self {
         let text = |path: &std::path::PathBuf| Name::of(path);
         match what {
-            of_volume::What::Life { state, path, error } => Self::Life {
-                state: (*state).into(),
+            What::Life { state, path, error } => Self::Life {
+                state: *state,
                 path: path.as_ref().map(text),
                 error: error.clone().map(Words::from),
             },
-            of_volume::What::Limit { cgroup, limit, edge } => Self::Limit {
-                cgroup: text(cgroup),
-                limit: match limit {
-                    of_volume::Limit::IoMax => Limit::IoMax,
-                    of_volume::Limit::DirtyMax => Limit::DirtyMax,
-                },
-                edge: (*edge).into(),
-            },
-            of_volume::What::Stall(edge) => Self::Stall { edge: (*edge).into() },
-            of_volume::What::CacheFull(edge) => Self::CacheFull { edge: (*edge).into() },
-            of_volume::What::Error { node, path, error } => Self::Error {
+            What::Limit { cgroup, limit, edge } => {
+                Self::Limit { cgroup: text(cgroup), limit: *limit, edge: *edge }
+            }
+            What::Stall(edge) => Self::Stall { edge: *edge },
+            What::CacheFull(edge) => Self::CacheFull { edge: *edge },
+            What::Error { node, path, error } => Self::Error {
                 file: path.as_ref().map_or_else(|| format!("inode {node}").into(), text),
                 error: error.to_string().into(),
             },
@@ -208,13 +141,13 @@ impl Wish {
 #[derive(Debug)]
 pub(super) struct Stream {
     volume: VolumeId,
-    reader: Reader<of_volume::Event>,
+    reader: Reader<volume::events::Event>,
     /// Becomes ready when there is more; none if the caller does not want to wait.
     more: Option<AsyncFd<PollFd>>,
 }
 
 impl Stream {
-    pub(super) fn new(volume: VolumeId, events: &of_volume::Events, wish: Wish) -> io::Result<Self> {
+    pub(super) fn new(volume: VolumeId, events: &Events, wish: Wish) -> io::Result<Self> {
         let journal = events.journal();
         let more = if wish.follow {
             let poll = EventPoll::new();

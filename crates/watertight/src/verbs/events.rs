@@ -25,13 +25,14 @@ use rustix::fs::FileType;
 use tokio::io::Interest;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::LocalSet;
+use volume::events::Life;
 
 use self::changes::Changes;
 use self::line::Printer;
 use crate::cli::EventsArgs;
 use crate::control::api::State;
 use crate::control::client::{CallError, Client};
-use crate::control::events::{Event, EventKind, Life};
+use crate::control::events::{Event, EventKind};
 use crate::control::registered;
 use crate::control::volume_id::VolumeId;
 use crate::host::{signals, users};

@@ -2,8 +2,10 @@
 
 use std::io::{self, Write};
 
+use volume::events::{Edge, Life, Limit};
+
 use crate::control::api::now_ms;
-use crate::control::events::{EdgeOf, Event, EventKind, Life, Limit};
+use crate::control::events::{Event, EventKind};
 use crate::registry::Record;
 use crate::term::console::{Colour, console};
 use crate::term::shown::{Name, in_json, in_one_line};
@@ -52,8 +54,8 @@ fn line(text: &str) -> io::Result<()> {
 /// An event for a person.
 fn words(what: &EventKind) -> (Colour, String) {
     let lasts = |edge, begins: String, ends: String| match edge {
-        EdgeOf::Begins => (Colour::Yellow, begins),
-        EdgeOf::Ends => (Colour::Green, ends),
+        Edge::Begins => (Colour::Yellow, begins),
+        Edge::Ends => (Colour::Green, ends),
     };
     match what {
         EventKind::Life { state, path, error } => {
@@ -80,10 +82,10 @@ fn words(what: &EventKind) -> (Colour, String) {
                 format!("{limit} of {cgroup} holds nobody up any more"),
             )
         }
-        EventKind::Stall { edge: EdgeOf::Begins } => {
+        EventKind::Stall { edge: Edge::Begins } => {
             (Colour::Red, "stalled: the store does not answer".to_owned())
         }
-        EventKind::Stall { edge: EdgeOf::Ends } => (Colour::Green, "the store answers again".to_owned()),
+        EventKind::Stall { edge: Edge::Ends } => (Colour::Green, "the store answers again".to_owned()),
         EventKind::CacheFull { edge } => {
             lasts(*edge, "the cache is full: writers wait".to_owned(), "the cache has room again".to_owned())
         }
@@ -111,8 +113,8 @@ mod tests {
             "failed: 5 bytes of 1 files were not written"
         );
         let limit = |limit, edge| say(EventKind::Limit { cgroup: "/t/a".into(), limit, edge });
-        assert_eq!(limit(Limit::IoMax, EdgeOf::Begins), "io.max of /t/a holds its writers up");
-        assert_eq!(limit(Limit::DirtyMax, EdgeOf::Ends), "memory.dirty_max of /t/a holds nobody up any more");
+        assert_eq!(limit(Limit::IoMax, Edge::Begins), "io.max of /t/a holds its writers up");
+        assert_eq!(limit(Limit::DirtyMax, Edge::Ends), "memory.dirty_max of /t/a holds nobody up any more");
         assert_eq!(say(EventKind::Gap { lost: 1 }), "gap: 1 event is missing");
         assert_eq!(say(EventKind::Gap { lost: 7 }), "gap: 7 events are missing");
     }
