@@ -232,8 +232,10 @@ impl Mounted {
     }
 }
 
-/// The kernel writes bytes that would break a line as `\` and three octal digits.
-fn unescaped(field: &[u8]) -> Vec<u8> {
+/// A field of a mountinfo table: the kernel writes bytes that would break a line as `\` and three
+/// octal digits.
+#[must_use]
+pub fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&first, after)) = rest.split_first() {

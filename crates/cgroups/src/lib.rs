@@ -21,6 +21,6 @@ mod hierarchy;
 mod threads;
 mod watch;
 
-pub use hierarchy::{CgroupId, Choice, Error, Found, Hierarchy};
+pub use hierarchy::{CgroupId, Choice, Error, Found, Hierarchy, unescaped};
 pub use threads::ThreadCache;
 pub use watch::{CgroupEvent, Watch};

@@ -66,7 +66,7 @@ impl Connection {
     pub(crate) fn without_kernel(volume: Arc<volume::Volume>, master: Arc<Dev>, pool: ThreadPool) -> Self {
         let agreed = crate::protocol::decode::Agreed::default();
         Self {
-            tree: Arc::new(MountTree::new(volume)),
+            tree: Arc::new(MountTree::new(volume, Arc::clone(&master))),
             negotiated: Negotiated { minor: 0, flags: crate::protocol::abi::InitFlags::empty(), agreed },
             mode: Mode::default(),
             valid: Validity { entry: std::time::Duration::ZERO, attr: std::time::Duration::ZERO },

@@ -221,4 +221,4 @@ impl InFlight {
 #[cfg(all(test, shuttle))]
 mod schedules;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -33,13 +33,16 @@ pub(crate) use enable_uring::BeforeMount;
 pub use enable_uring::Uring;
 pub use error::{MountError, check_device};
 pub use mountinfo::MountInfo;
-pub use options::{MountKind, MountOptions, Syncs, Wanted};
+pub use options::{MountKind, MountOptions, SUBTYPE, Syncs, Wanted};
 pub use point::{MountpointError, check_mountpoint};
 pub use show::{show, shown_clone};
 pub(crate) use sync_device::SyncDevice;
 
 /// Block size of the loop device's file system, in bytes.
 const BLKSIZE: u32 = 4096;
+
+/// Bytes that the kernel reads ahead.
+pub(crate) const READAHEAD_BYTES: u32 = 1 << 20;
 
 /// Length of the device below a mount of type `fuseblk`.
 pub(crate) const DEVICE_BYTES: u64 = loopdev::BYTES;
@@ -63,7 +66,7 @@ impl Mount {
     /// # Errors
     /// The reason that prevents the mount.
     pub fn new(options: &MountOptions) -> Result<Self, MountError> {
-        let mountpoint = check_mountpoint(&options.mountpoint, options.allow_nonempty)?;
+        let mountpoint = check_mountpoint(&options.mountpoint)?;
         let uring = BeforeMount::new(options.uring);
         if !rustix::process::geteuid().is_root() {
             if options.wanted == Wanted::FuseBlk {
@@ -174,10 +177,10 @@ impl Mount {
     }
 
     /// Sets the read-ahead, which can only be set from outside; failure costs speed only.
-    pub(crate) fn tune(&self, readahead_bytes: u32) {
+    pub(crate) fn tune(&self) {
         let Some(info) = &self.info else { return };
         let file = info.bdi_dir(matches!(self.kind, MountKind::FuseBlk { .. })).join("read_ahead_kb");
-        if let Err(error) = std::fs::write(&file, (readahead_bytes / 1024).to_string()) {
+        if let Err(error) = std::fs::write(&file, (READAHEAD_BYTES / 1024).to_string()) {
             tracing::debug!(file = %file.display(), %error, "read-ahead stays as it is");
         }
     }
@@ -310,8 +313,7 @@ fn mount(
     options: &MountOptions,
     data: CString,
 ) -> Result<(), MountError> {
-    let fstype =
-        if options.subtype.is_empty() { kind.to_owned() } else { format!("{kind}.{}", options.subtype) };
+    let fstype = format!("{kind}.{SUBTYPE}");
     let source = c_string(source)?;
     let mounted =
         rustix::mount::mount(source, mountpoint, fstype.as_str(), options.flags, Some(data.as_c_str()));

@@ -20,7 +20,7 @@ use crate::connection::{Connection, Transport};
 use crate::device::Dev;
 use crate::handshake::{SessionError, agree};
 use crate::invalidations::Notifier;
-use crate::mount::{BeforeMount, Mount, MountKind, SyncDevice, Uring};
+use crate::mount::{BeforeMount, Mount, MountKind, READAHEAD_BYTES, SyncDevice, Uring};
 use crate::protocol::abi::{InitFlags, Opcode};
 use crate::protocol::encode::Validity;
 use crate::protocol::init::{Mode, Negotiated, Wishes};
@@ -36,6 +36,10 @@ use crate::view::TreeHandle;
 /// How long the end of the device below the mount is waited for.
 const LAST_WRITE: Duration = Duration::from_secs(1);
 
+/// How long the kernel may remember names, and that there are none, and attributes: the store
+/// belongs to this connection alone, so that the kernel's copies stay true.
+const VALID: Duration = Duration::from_secs(24 * 3600);
+
 /// How a session behaves.
 pub struct SessionOptions {
     /// Which side holds data that was only written.
@@ -45,12 +49,6 @@ pub struct SessionOptions {
     pub threads_max: usize,
     /// Whether threads that serve a lone client over io_uring may be of the class SCHED_IDLE.
     pub idle_sched: bool,
-    /// How long the kernel may remember names, and that there are none.
-    pub entry_valid: Duration,
-    /// How long the kernel may remember attributes.
-    pub attr_valid: Duration,
-    /// Bytes that the kernel reads ahead.
-    pub readahead_bytes: u32,
     /// How long [`Session::run`] waits for calls that do not return after the connection has ended.
     pub exit_grace: Duration,
     /// Called when the kernel asks for the end (DESTROY). umount(2) returns after this has.
@@ -59,15 +57,10 @@ pub struct SessionOptions {
 
 impl Default for SessionOptions {
     fn default() -> Self {
-        // The store belongs to this connection alone: the kernel's copies stay true.
-        const VALID: Duration = Duration::from_secs(24 * 3600);
         Self {
             mode: Mode::default(),
             threads_max: capacity::of_host(),
             idle_sched: true,
-            entry_valid: VALID,
-            attr_valid: VALID,
-            readahead_bytes: 1 << 20,
             exit_grace: Duration::from_secs(5),
             on_destroy: Box::new(|| {}),
         }
@@ -183,7 +176,7 @@ impl Session {
         let wishes = Wishes {
             mode: options.mode,
             max_background: capacity::of_background(options.mode, options.threads_max),
-            max_readahead: options.readahead_bytes,
+            max_readahead: READAHEAD_BYTES,
             page_bytes: u32::try_from(rustix::param::page_size()).unwrap_or(4096),
             uring: prepared.is_ok(),
         };
@@ -203,14 +196,14 @@ impl Session {
             Err(reason) if needs_uring => return Err(SessionError::NoUring { reason }),
             Err(reason) => (None, Transport::Readers { reason }),
         };
-        mount.tune(options.readahead_bytes);
+        mount.tune();
         let served = mount.take_served();
         let page = served.as_ref().and_then(|served| hear(&mount, served));
         let shared = Connection {
-            tree: Arc::new(MountTree::new(volume)),
+            tree: Arc::new(MountTree::new(volume, Arc::clone(&master))),
             negotiated,
             mode: options.mode,
-            valid: Validity { entry: options.entry_valid, attr: options.attr_valid },
+            valid: Validity { entry: VALID, attr: VALID },
             master,
             in_flight: Arc::default(),
             sync_all: Arc::default(),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use sync::{Condvar, Mutex};
+use sync::{Condvar, Mutex, MutexGuard};
 
 /// How long a thread that is not needed is kept.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -61,20 +61,27 @@ impl ThreadSet {
     pub(crate) fn remove(&mut self, number: usize) {
         self.ending.extend(self.live.remove(&number));
     }
-
-    /// The threads that are about to end, to be joined.
-    pub(crate) fn take_ending(&mut self) -> Vec<JoinHandle<()>> {
-        std::mem::take(&mut self.ending)
-    }
 }
 
-/// Waits for threads that have nothing left to do; logs `panicked` for each that panicked.
-pub(crate) fn join_all(threads: Vec<JoinHandle<()>>, panicked: &str) {
-    for handle in threads {
+/// Waits for the threads of a pool to end, until `until` at the latest, and logs `panicked` for
+/// each that panicked. Says how many are left.
+pub(crate) fn wait_ended<S>(
+    mut state: MutexGuard<'_, S>,
+    changed: &Condvar,
+    threads: impl Fn(&mut S) -> &mut ThreadSet,
+    until: Instant,
+    panicked: &str,
+) -> usize {
+    while !threads(&mut state).live.is_empty() && !changed.wait_until(&mut state, until) {}
+    let stuck = threads(&mut state).len();
+    let ending = std::mem::take(&mut threads(&mut state).ending);
+    drop(state);
+    for handle in ending {
         if handle.join().is_err() {
             tracing::error!("{panicked}");
         }
     }
+    stuck
 }
 
 /// Where one thread waits, without a request, until it is needed.

@@ -53,7 +53,7 @@ impl TreeHandle {
     /// To be called when no mountpoint leads to the clone any more: it ends when its last user is
     /// gone, in any mount namespace.
     pub fn release(&self) {
-        self.shared.tree.release(&self.shared.master, &self.view);
+        self.shared.tree.release(&self.view);
     }
 
     /// Whether a clone has ended, and with it what was attached there and nowhere else. The first
@@ -75,7 +75,7 @@ impl TreeHandle {
     /// mounted, and nothing can be attached to it.
     pub fn end_clone(&self, is_forced: bool) {
         let abort = |volume| self.fail_requests(volume);
-        self.shared.tree.end_clone(&self.shared.master, &self.view, is_forced, abort);
+        self.shared.tree.end_clone(&self.view, is_forced, abort);
     }
 
     /// Makes durable what is dirty in the session's volume and in all that are attached, by the
@@ -105,7 +105,7 @@ impl TreeHandle {
         is_read_only: bool,
         on_end: OnEnd,
     ) -> Result<Attached, TreeError> {
-        self.shared.tree.attach(&self.shared.master, (&self.view, path), volume, is_read_only, on_end)
+        self.shared.tree.attach((&self.view, path), volume, is_read_only, on_end)
     }
 
     /// Shows a directory in a second place; volumes attached below it are not shown there.
@@ -113,7 +113,7 @@ impl TreeHandle {
     /// # Errors
     /// As [`attach`](Self::attach).
     pub fn bind(&self, from: &Path, to: &Path) -> Result<(), TreeError> {
-        self.shared.tree.bind(&self.shared.master, &self.view, from, to)
+        self.shared.tree.bind(&self.view, from, to)
     }
 
     /// Takes away what is attached at a path. On return no path leads there, for any process; and
@@ -124,7 +124,7 @@ impl TreeHandle {
     /// [`TreeError::NotAttached`], `EBUSY` ([`mounts::Error::Busy`]), and those of the path.
     pub fn detach(&self, path: &Path, how: Detach) -> Result<(), TreeError> {
         let abort = |volume| self.fail_requests(volume);
-        self.shared.tree.detach(&self.shared.master, (&self.view, path), how, abort)
+        self.shared.tree.detach((&self.view, path), how, abort)
     }
 
     /// The volume that is attached uppermost at a path, to be detached later, wherever the path
@@ -144,7 +144,7 @@ impl TreeHandle {
     /// As [`attach`](Self::attach); [`mounts::Error::AlreadyThere`] where the path leads to it,
     /// [`mounts::Error::Ended`] where it has ended, is ending, or was given up.
     pub fn attach_again(&self, path: &Path, attached: &Attached) -> Result<Attached, TreeError> {
-        self.shared.tree.attach_again(&self.shared.master, (&self.view, path), attached)
+        self.shared.tree.attach_again((&self.view, path), attached)
     }
 
     /// [`detach_attached`](Self::detach_attached) by force.
@@ -162,7 +162,7 @@ impl TreeHandle {
     /// [`TreeError::NotAttached`] where it has left.
     pub fn detach_attached(&self, attached: &Attached, how: Detach) -> Result<(), TreeError> {
         let abort = |volume| self.fail_requests(volume);
-        self.shared.tree.detach_attached(&self.shared.master, attached, how, abort)
+        self.shared.tree.detach_attached(attached, how, abort)
     }
 
     /// Gives up a volume that is in one place at most; also one that is being detached, or that
@@ -183,7 +183,7 @@ impl TreeHandle {
     /// # Errors
     /// As [`detach`](Self::detach) and [`attach`](Self::attach).
     pub fn move_to(&self, from: &Path, to: &Path) -> Result<(), TreeError> {
-        self.shared.tree.move_to(&self.shared.master, &self.view, from, to)
+        self.shared.tree.move_to(&self.view, from, to)
     }
 
     /// Waits until nothing is open of the volume that is attached at a path, or `until`; says

@@ -151,7 +151,7 @@ fn an_aborted_connection_says_so() {
         assert_eq!(mounted.ended().reason, EndReason::Aborted);
         // The session has taken the dead mount away.
         assert_eq!(fs::read_dir(mounted.path()).unwrap().count(), 0);
-        assert!(watertight_fuse::check_mountpoint(&mounted.path(), false).is_ok());
+        assert!(watertight_fuse::check_mountpoint(&mounted.path()).is_ok());
     }
     common::umount(control.path());
 }
@@ -219,13 +219,13 @@ fn a_mount_that_is_never_served_goes_away() {
     };
     assert!(mount.is_mounted());
     let info = mount.info().unwrap().clone();
-    let error = watertight_fuse::check_mountpoint(dir.path(), false).unwrap_err();
+    let error = watertight_fuse::check_mountpoint(dir.path()).unwrap_err();
     assert!(matches!(error, watertight_fuse::MountpointError::AlreadyMounted(_)), "{error}");
     // Without a server.
     let mut mount = mount;
     drop(mount.take_fd().unwrap());
     assert!(mount.take_fd().is_err());
-    let error = watertight_fuse::check_mountpoint(dir.path(), false).unwrap_err();
+    let error = watertight_fuse::check_mountpoint(dir.path()).unwrap_err();
     assert!(matches!(error, watertight_fuse::MountpointError::Dead(_)), "{error}");
     drop(mount);
     assert!(!info.is_present());

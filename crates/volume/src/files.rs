@@ -15,15 +15,6 @@ use crate::{Caller, Ctx, Error, HandleId, NodeId, OpenFlags, Result, Volume};
 /// Set-user-id and set-group-id.
 const SET_ID: u32 = 0o6000;
 
-/// An open file.
-#[derive(Debug, Clone, Copy)]
-pub struct Opened {
-    /// Its number.
-    pub handle: HandleId,
-    /// The kernel's cached data of this file is still true.
-    pub keep_cache: bool,
-}
-
 impl Volume {
     /// Makes and opens a file. The entry carries a look-up.
     ///
@@ -37,7 +28,7 @@ impl Volume {
         name: &OsStr,
         perm: u32,
         flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, HandleId)> {
         let made = self.core.store.create(parent, Name::new(name)?, perm, creator(ctx.caller));
         match made {
             Ok(created) => Ok(self.open_created(ctx, created, flags)),
@@ -61,12 +52,12 @@ impl Volume {
         parent: NodeId,
         perm: u32,
         flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, HandleId)> {
         let created = self.core.store.tmpfile(parent, perm, creator(ctx.caller))?;
         Ok(self.open_created(ctx, created, flags))
     }
 
-    fn open_created(&self, ctx: &Ctx<'_>, created: Created, flags: OpenFlags) -> (Entry, Opened) {
+    fn open_created(&self, ctx: &Ctx<'_>, created: Created, flags: OpenFlags) -> (Entry, HandleId) {
         let (entry, inode) = self.know(created.entry);
         self.note_metadata(&ctx.caller);
         // Counted first, so that a thread that finds the name does not close the data in between.
@@ -80,7 +71,7 @@ impl Volume {
     ///
     /// # Errors
     /// The store's; [`Error::NoNode`].
-    pub fn open(&self, ctx: &Ctx<'_>, id: NodeId, flags: OpenFlags) -> Result<Opened> {
+    pub fn open(&self, ctx: &Ctx<'_>, id: NodeId, flags: OpenFlags) -> Result<HandleId> {
         let inode = self.inode(id)?;
         let writes = flags.intersects(OpenFlags::WRITE | OpenFlags::TRUNCATE);
         if writes && self.core.store.is_read_only() {
@@ -270,7 +261,7 @@ impl Opening<'_> {
         self.inode.as_ref().expect("present until finished")
     }
 
-    fn finish(mut self, ctx: &Ctx<'_>, flags: OpenFlags) -> Opened {
+    fn finish(mut self, ctx: &Ctx<'_>, flags: OpenFlags) -> HandleId {
         let inode = self.inode.take().expect("finished once");
         let seen = Mutex::new(inode.errors.sample());
         // Asked only where it may be needed: a look-up of the cgroup costs a new thread more than
@@ -284,9 +275,7 @@ impl Opening<'_> {
             inode.state().foreign_mappers += 1;
         }
         let opener_pid = ctx.caller.pid;
-        let file = FileHandle { inode, flags, is_foreign_mapper, opener_pid, opener, seen };
-        let handle = self.volume.files.add(file);
-        Opened { handle, keep_cache: true }
+        self.volume.files.add(FileHandle { inode, flags, is_foreign_mapper, opener_pid, opener, seen })
     }
 }
 

@@ -10,7 +10,7 @@ use watertight_volume::{Caller, Ctx, HandleId, NodeId, OpenFlags};
 /// Opens a file as `pid`.
 fn open(client: &Client, id: NodeId, pid: u32) -> HandleId {
     let ctx = as_pid(client, pid);
-    client.volume.open(&ctx, id, OpenFlags::READ).expect("an open file").handle
+    client.volume.open(&ctx, id, OpenFlags::READ).expect("an open file")
 }
 
 fn as_pid(client: &Client, pid: u32) -> Ctx<'_> {

@@ -1,19 +1,6 @@
-use zerocopy::FromBytes as _;
-
 use super::*;
 use crate::in_flight::Claim;
-
-/// Answers as they come out of a device, by request.
-fn answers(reader: &rustix::fd::OwnedFd, n: usize) -> Vec<(u64, i32)> {
-    let mut found = Vec::new();
-    for _ in 0..n {
-        let mut header = [0; size_of::<crate::protocol::abi::OutHeader>()];
-        assert_eq!(rustix::io::read(reader, &mut header).unwrap(), header.len());
-        let header = crate::protocol::abi::OutHeader::read_from_bytes(&header).unwrap();
-        found.push((header.unique, header.error));
-    }
-    found
-}
+use crate::in_flight::tests::answers;
 
 /// Slots of a mountpoint, and the tags of its volumes.
 fn slots(in_flight: &InFlight, n: usize) -> Vec<Arc<RequestSlot>> {

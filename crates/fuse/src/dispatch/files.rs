@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 
 use rustix::io::Errno;
 use store::{AllocateMode, Entry, Seek};
-use volume::{Ctx, OpenFlags, Opened, WriteFlags};
+use volume::{Ctx, HandleId, OpenFlags, WriteFlags};
 
 use super::context::{RequestContext, handle_id};
 use super::op_class::{flag, truncates};
@@ -42,28 +42,28 @@ fn open_flags(cx: &RequestContext<'_>, flags: u32, more: u32) -> OpenFlags {
     open
 }
 
-fn open_out(opened: &Opened) -> OpenOut {
-    let flags = if opened.keep_cache { FOpen::KEEP_CACHE } else { FOpen::empty() };
-    OpenOut { fh: opened.handle.0, open_flags: flags.bits(), backing_id: 0 }
+/// Copies that the kernel has of the file stay true: only this volume's callers change the store.
+fn open_out(handle: HandleId) -> OpenOut {
+    OpenOut { fh: handle.0, open_flags: FOpen::KEEP_CACHE.bits(), backing_id: 0 }
 }
 
 pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>, arg: OpenIn) -> Sent {
     let flags = open_flags(cx, arg.flags, arg.open_flags);
     let open = || cx.volume().open(&cx.ctx(), cx.node(), flags);
-    cx.open_with(reply, Open::File, open, |reply, opened, pin| {
-        cx.opened(Open::File, opened.handle, pin);
-        let sent = reply.value(&open_out(&opened));
+    cx.open_with(reply, Open::File, open, |reply, handle, pin| {
+        cx.opened(Open::File, handle, pin);
+        let sent = reply.value(&open_out(handle));
         if !sent.is_delivered {
-            close(cx, &opened);
+            close(cx, handle);
         }
         sent
     })
 }
 
 /// The kernel did not take the handle of the file that was opened.
-fn close(cx: &RequestContext<'_>, opened: &Opened) {
-    cx.volume().release(opened.handle);
-    cx.released(Open::File, opened.handle);
+fn close(cx: &RequestContext<'_>, handle: HandleId) {
+    cx.volume().release(handle);
+    cx.released(Open::File, handle);
 }
 
 pub(super) fn create(cx: &RequestContext<'_>, reply: Reply<'_>, arg: CreateIn, name: &OsStr) -> Sent {
@@ -86,18 +86,18 @@ fn made(
     cx: &RequestContext<'_>,
     reply: Reply<'_>,
     arg: CreateIn,
-    make: impl FnOnce(&Ctx<'_>, u32, OpenFlags) -> volume::Result<(Entry, Opened)>,
+    make: impl FnOnce(&Ctx<'_>, u32, OpenFlags) -> volume::Result<(Entry, HandleId)>,
 ) -> Sent {
     let flags = open_flags(cx, arg.flags, arg.open_flags);
     let make = || make(&cx.ctx_with_umask(arg.umask), arg.mode & 0o7777, flags);
-    cx.open_with(reply, Open::File, make, |reply, (entry, opened), pin| {
-        cx.opened(Open::File, opened.handle, pin);
+    cx.open_with(reply, Open::File, make, |reply, (entry, handle), pin| {
+        cx.opened(Open::File, handle, pin);
         let sent = match cx.entry_out(&entry) {
-            Ok(entry_out) => reply.value(&CreateOut { entry: entry_out, open: open_out(&opened) }),
+            Ok(entry_out) => reply.value(&CreateOut { entry: entry_out, open: open_out(handle) }),
             Err(errno) => Sent { is_delivered: false, ..reply.error(errno) },
         };
         if !sent.is_delivered {
-            close(cx, &opened);
+            close(cx, handle);
             cx.volume().forget(entry.id, 1);
         }
         sent

@@ -5,7 +5,7 @@ use super::*;
 use crate::transport::reply_channel::ReplyChannel;
 
 /// Answers as they come out of a device, by request.
-fn answers(reader: &rustix::fd::OwnedFd, n: usize) -> Vec<(u64, i32)> {
+pub(crate) fn answers(reader: &rustix::fd::OwnedFd, n: usize) -> Vec<(u64, i32)> {
     let mut found = Vec::new();
     for _ in 0..n {
         let mut header = [0; size_of::<crate::protocol::abi::OutHeader>()];

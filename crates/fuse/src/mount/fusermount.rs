@@ -12,7 +12,7 @@ use rustix::net::{
 };
 
 use super::error::MountError;
-use super::options::MountOptions;
+use super::options::{MountOptions, SUBTYPE};
 use crate::protocol::init::MAX_WRITE;
 
 /// Names the inherited socket to the program.
@@ -74,9 +74,8 @@ pub(super) fn unmount(mountpoint: &Path, is_lazy: bool) -> Result<(), MountError
 
 fn option_list(options: &MountOptions) -> Result<String, MountError> {
     let mut list = format!(
-        "default_permissions,max_read={MAX_WRITE},fsname={},subtype={}",
-        escaped(&options.fsname)?,
-        escaped(&options.subtype)?
+        "default_permissions,max_read={MAX_WRITE},fsname={},subtype={SUBTYPE}",
+        escaped(&options.fsname)?
     );
     if options.allow_other == Some(true) {
         list.push_str(",allow_other");

@@ -1,8 +1,10 @@
 //! The mounts of `/proc/self/mountinfo`.
 
 use std::ffi::OsString;
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
+
+use cgroups::unescaped;
 
 /// One mount of this process' namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -131,29 +133,6 @@ fn parse(line: &[u8]) -> Option<MountInfo> {
         has_devices: !is_set(b"nodev"),
         owner,
     })
-}
-
-/// Blanks and the like come as a backslash and three octal digits.
-fn unescaped(field: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((&byte, after)) = rest.split_first() {
-        let octal = after
-            .get(..3)
-            .filter(|_| byte == b'\\')
-            .and_then(|digits| u8::from_str_radix(std::ffi::OsStr::from_bytes(digits).to_str()?, 8).ok());
-        match octal {
-            Some(decoded) => {
-                out.push(decoded);
-                rest = &after[3..];
-            }
-            None => {
-                out.push(byte);
-                rest = after;
-            }
-        }
-    }
-    out
 }
 
 #[cfg(test)]

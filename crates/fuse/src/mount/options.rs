@@ -6,6 +6,9 @@ use rustix::mount::MountFlags;
 
 use super::enable_uring::Uring;
 
+/// The part of the type after the dot: the kernel shows `fuse.watertight`, `fuseblk.watertight`.
+pub const SUBTYPE: &str = "watertight";
+
 /// Which type of mount is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Wanted {
@@ -38,14 +41,10 @@ pub struct MountOptions {
     /// The name of the volume, for a person; shown as the source by the kernel for type `fuse`, by
     /// tools for type `fuseblk`.
     pub fsname: String,
-    /// The part of the type after the dot.
-    pub subtype: String,
     /// Let other users in; the default is yes for root, no for others.
     pub allow_other: Option<bool>,
     /// `ro`, `nosuid`, `nodev`, `noexec`, `noatime` and the like.
     pub flags: MountFlags,
-    /// Accept a directory with entries, which the mount hides.
-    pub allow_nonempty: bool,
     /// How the daemon hears of syncs.
     pub syncs: Syncs,
     /// Whether the session is to talk to the kernel over io_uring. This is asked here because the
@@ -61,10 +60,8 @@ impl MountOptions {
             mountpoint: mountpoint.into(),
             wanted: Wanted::Auto,
             fsname: "watertight".to_owned(),
-            subtype: "watertight".to_owned(),
             allow_other: None,
             flags: MountFlags::empty(),
-            allow_nonempty: false,
             syncs: Syncs::default(),
             uring: Uring::default(),
         }

@@ -41,7 +41,7 @@ pub enum MountpointError {
 ///
 /// # Errors
 /// The reason why it will not do.
-pub fn check_mountpoint(path: &Path, allow_nonempty: bool) -> Result<PathBuf, MountpointError> {
+pub fn check_mountpoint(path: &Path) -> Result<PathBuf, MountpointError> {
     let failed = |errno: Errno| match errno {
         Errno::NOENT => MountpointError::Missing(path.to_owned()),
         Errno::NOTDIR => MountpointError::NotDirectory(path.to_owned()),
@@ -62,7 +62,7 @@ pub fn check_mountpoint(path: &Path, allow_nonempty: bool) -> Result<PathBuf, Mo
         return Err(MountpointError::NotDirectory(path.to_owned()));
     }
     let unreadable = |source| MountpointError::Unreadable { path: path.to_owned(), source };
-    if !allow_nonempty && std::fs::read_dir(path).map_err(unreadable)?.next().is_some() {
+    if std::fs::read_dir(path).map_err(unreadable)?.next().is_some() {
         return Err(MountpointError::NotEmpty(path.to_owned()));
     }
     path.canonicalize().map_err(unreadable)
@@ -96,27 +96,21 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let empty = dir.path().join("empty");
         std::fs::create_dir(&empty).unwrap();
-        assert_eq!(check_mountpoint(&empty, false).unwrap(), empty.canonicalize().unwrap());
+        assert_eq!(check_mountpoint(&empty).unwrap(), empty.canonicalize().unwrap());
 
         let missing = dir.path().join("missing");
-        assert!(
-            matches!(check_mountpoint(&missing, false), Err(MountpointError::Missing(path)) if path == missing)
-        );
+        assert!(matches!(check_mountpoint(&missing), Err(MountpointError::Missing(path)) if path == missing));
 
         let file = dir.path().join("file");
         std::fs::write(&file, "x").unwrap();
-        assert!(matches!(check_mountpoint(&file, false), Err(MountpointError::NotDirectory(_))));
-        assert!(matches!(check_mountpoint(&file.join("x"), false), Err(MountpointError::NotDirectory(_))));
+        assert!(matches!(check_mountpoint(&file), Err(MountpointError::NotDirectory(_))));
+        assert!(matches!(check_mountpoint(&file.join("x")), Err(MountpointError::NotDirectory(_))));
 
-        let error = check_mountpoint(dir.path(), false).unwrap_err();
+        let error = check_mountpoint(dir.path()).unwrap_err();
         assert!(matches!(error, MountpointError::NotEmpty(_)));
         assert!(error.to_string().contains(&dir.path().display().to_string()), "{error}");
-        assert!(check_mountpoint(dir.path(), true).is_ok());
 
-        assert!(matches!(
-            check_mountpoint(Path::new("/proc"), false),
-            Err(MountpointError::AlreadyMounted(_))
-        ));
+        assert!(matches!(check_mountpoint(Path::new("/proc")), Err(MountpointError::AlreadyMounted(_))));
     }
 
     #[test]
@@ -125,7 +119,7 @@ mod tests {
         let real = dir.path().join("real");
         std::fs::create_dir(&real).unwrap();
         std::os::unix::fs::symlink("real", dir.path().join("link")).unwrap();
-        let found = check_mountpoint(&dir.path().join("link"), false).unwrap();
+        let found = check_mountpoint(&dir.path().join("link")).unwrap();
         assert_eq!(found, real.canonicalize().unwrap());
     }
 }

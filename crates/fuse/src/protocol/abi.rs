@@ -21,8 +21,6 @@ pub const OLDEST_MINOR_VERSION: u32 = 31;
 pub const ROOT_ID: u64 = 1;
 /// Bytes that a read buffer must hold at least, besides `max_write`.
 pub const MIN_READ_BUFFER: usize = 8192;
-/// Set in the `unique` of an INTERRUPT request; request numbers are even.
-pub const INT_REQ_BIT: u64 = 1;
 
 macro_rules! opcodes {
     ($($name:ident = $number:literal),* $(,)?) => {
@@ -149,19 +147,10 @@ bitflags::bitflags! {
         const LOCKOWNER = 1 << 1;
         const KILL_SUIDGID = 1 << 2;
     }
-
-    /// Further effects of RELEASE.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub struct ReleaseFlags: u32 {
-        const FLUSH = 1 << 0;
-        const FLOCK_UNLOCK = 1 << 1;
-    }
 }
 
 /// In `open_in.open_flags` and `create_in.open_flags`: drop set-user-id and set-group-id bits.
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
-/// In `lk_in.lk_flags`: flock(2), not fcntl(2).
-pub const LK_FLOCK: u32 = 1 << 0;
 /// In `fsync_in.fsync_flags`: the data only.
 pub const FSYNC_FDATASYNC: u32 = 1 << 0;
 /// In `setxattr_in.setxattr_flags`: clear the set-group-id bit along with

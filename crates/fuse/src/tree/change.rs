@@ -16,17 +16,15 @@ use super::attached_volume::{AttachedVolume, OnEnd};
 use super::mount_node::{Attachment, Dentry, MountNode, NodePin};
 use super::mount_tree::MountTree;
 use super::namespace_view::NamespaceView;
-use super::registry::{cover, first, invalidate_mount, invalidate_name, uncover};
+use super::registry::{cover, first, uncover};
 use super::resolve::ResolvedPath;
 use super::types::{Attached, Detach, TreeError};
 use super::wire::NodeTag;
-use crate::device::Dev;
 
 impl MountTree {
     /// Attaches a volume to a directory; a process that looks there sees it when the call returns.
     pub(crate) fn attach(
         self: &Arc<Self>,
-        dev: &Dev,
         at: (&NamespaceView, &Path),
         volume: &Arc<Volume>,
         is_read_only: bool,
@@ -51,7 +49,7 @@ impl MountTree {
         let files = MountNode::of_files(tag, (Arc::clone(&served), superblock.clone()), namespace);
         self.change(|state, snapshot| state.add_node(snapshot, Arc::new(files)));
         let volume = (&served, &superblock);
-        let mount = self.mount_volume(dev, at, (resolved, target), (tag, mount_tag), volume);
+        let mount = self.mount_volume(at, (resolved, target), (tag, mount_tag), volume);
         let mount = mount.inspect_err(|_| self.forget_volume(tag))?;
         served.remove_mount(tag);
         Ok(Attached { mount, volume: tag, superblock })
@@ -61,7 +59,6 @@ impl MountTree {
     /// `mount_tag`.
     pub(super) fn mount_volume(
         &self,
-        dev: &Dev,
         (view, path): (&NamespaceView, &Path),
         (resolved, (place, name)): (ResolvedPath, (VfsPath, Arc<Dentry>)),
         (files, mount_tag): (NodeTag, NodeTag),
@@ -83,14 +80,14 @@ impl MountTree {
             self.register((mount_node, NodePin::root_of(served)), (resolved.on, resolved.node), &name);
             made
         };
-        Ok(self.show_new(dev, &name, &made))
+        Ok(self.show_new(&name, &made))
     }
 
     /// The kernel and requests learn of new mounts; returns the one that was asked for.
-    fn show_new(&self, dev: &Dev, name: &Dentry, made: &[NewMount]) -> MountId {
-        invalidate_name(dev, name, None);
-        self.drop_if_unmounted(dev, first(made));
-        self.register_copies(dev, made);
+    fn show_new(&self, name: &Dentry, made: &[NewMount]) -> MountId {
+        self.invalidate_name(name, None);
+        self.drop_if_unmounted(first(made));
+        self.register_copies(made);
         first(made)
     }
 
@@ -99,18 +96,16 @@ impl MountTree {
     /// called with each volume that is given up, before its end is waited for, and maybe twice.
     pub(crate) fn detach(
         &self,
-        dev: &Dev,
         at: (&NamespaceView, &Path),
         how: Detach,
         mut on_abort: impl FnMut(NodeTag),
     ) -> Result<(), TreeError> {
         let place = self.attached_at(at)?;
-        self.umount(dev, &at.0.namespace, place, how.flags(), &mut on_abort)
+        self.umount(&at.0.namespace, place, how.flags(), &mut on_abort)
     }
 
     pub(super) fn umount(
         &self,
-        dev: &Dev,
         namespace: &mounts::Namespace,
         place: VfsPath,
         flags: Umount,
@@ -136,7 +131,7 @@ impl MountTree {
             // ORDERING: SeqCst, as where it is set.
             let is_aborted = |one: &&Attachment| one.mount_node.served.is_aborted.load(Ordering::SeqCst);
             gone.iter().filter(is_aborted).for_each(|one| on_abort(one.mount_node.served.tag));
-            gone.iter().for_each(|one| invalidate_mount(dev, one));
+            gone.iter().for_each(|one| self.invalidate_mount(one));
         })?;
         // Open files keep no volume that is given up.
         given_up.retain(|superblock| superblock.mounts() == 0);
@@ -162,13 +157,7 @@ impl MountTree {
     }
 
     /// Moves what is attached at a path to another directory, with all that is attached below.
-    pub(crate) fn move_to(
-        &self,
-        dev: &Dev,
-        view: &NamespaceView,
-        from: &Path,
-        to: &Path,
-    ) -> Result<(), TreeError> {
+    pub(crate) fn move_to(&self, view: &NamespaceView, from: &Path, to: &Path) -> Result<(), TreeError> {
         let place = self.attached_at((view, from))?;
         let resolved = self.walk((view, to))?;
         let (target, new_name) = resolved.target()?;
@@ -190,19 +179,13 @@ impl MountTree {
         };
         let old_name = old_name.map(|(name, _)| name).ok();
         for name in old_name.iter().chain([&new_name]) {
-            invalidate_name(dev, name, None);
+            self.invalidate_name(name, None);
         }
         Ok(())
     }
 
     /// Shows a directory in a second place.
-    pub(crate) fn bind(
-        &self,
-        dev: &Dev,
-        view: &NamespaceView,
-        from: &Path,
-        to: &Path,
-    ) -> Result<(), TreeError> {
+    pub(crate) fn bind(&self, view: &NamespaceView, from: &Path, to: &Path) -> Result<(), TreeError> {
         let source = self.walk((view, from))?;
         let resolved = self.walk((view, to))?;
         let (target, name) = resolved.target()?;
@@ -222,7 +205,7 @@ impl MountTree {
             self.register((mount_node, source.node), (resolved.on, resolved.node), &name);
             made
         };
-        self.show_new(dev, &name, &made);
+        self.show_new(&name, &made);
         Ok(())
     }
 

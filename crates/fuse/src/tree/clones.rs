@@ -32,7 +32,7 @@
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
-use mounts::{Inode, Namespace, NewMount, Propagation, VfsPath};
+use mounts::{Inode, MountId, Namespace, NewMount, Propagation, VfsPath};
 use sync::atomic::Ordering;
 use volume::NodeId;
 
@@ -41,7 +41,6 @@ use super::mount_tree::MountTree;
 use super::namespace_view::NamespaceView;
 use super::types::TreeError;
 use super::wire::NodeTag;
-use crate::device::Dev;
 use crate::mount::show::PREFIX;
 use crate::notify::{self, Invalidation};
 
@@ -64,12 +63,12 @@ impl MountTree {
     }
 
     /// No mountpoint leads to a clone any more: it ends when its last user is gone.
-    pub(crate) fn release(&self, dev: &Dev, view: &NamespaceView) {
+    pub(crate) fn release(&self, view: &NamespaceView) {
         // ORDERING: Relaxed, a look-up that does not see it has the kernel keep the name, until the
         // notification below.
         view.is_shown.store(false, Ordering::Relaxed);
         if !view.name.is_empty() {
-            notify::send(dev, &Invalidation::Entry { parent: NodeId::ROOT, name: view.name.clone() });
+            notify::send(&self.dev, &Invalidation::Entry { parent: NodeId::ROOT, name: view.name.clone() });
         }
     }
 
@@ -126,13 +125,7 @@ impl MountTree {
     /// Ends a clone, with what is attached in it and nowhere else, and waits for that. With
     /// `is_forced` unwritten data is given up. `on_abort` is called with each volume that is
     /// given up.
-    pub(crate) fn end_clone(
-        &self,
-        dev: &Dev,
-        view: &NamespaceView,
-        is_forced: bool,
-        mut on_abort: impl FnMut(NodeTag),
-    ) {
+    pub(crate) fn end_clone(&self, view: &NamespaceView, is_forced: bool, mut on_abort: impl FnMut(NodeTag)) {
         if is_forced {
             let there = |mount_node: &&Arc<MountNode>| Arc::ptr_eq(&mount_node.namespace, &view.namespace);
             let mine: Vec<Arc<MountNode>> =
@@ -142,21 +135,22 @@ impl MountTree {
                 on_abort(one.served.tag);
             }
         }
-        let ended = view.namespace.shut_with(|mounts| drop(self.drop_unmounted(dev, mounts)));
-        if let Err(error) = ended {
-            tracing::error!(%error, "what is attached cannot be ended");
-        }
-        self.drop_clone(view);
+        self.end_namespace(view, |mounts| self.drop_unmounted(mounts));
     }
 
     /// Ends a clone whose root the kernel has dropped: the kernel needs no notification.
     fn end_clone_named(&self, name: &OsStr) {
         let Some(view) = self.clone_named(name) else { return };
-        let ended = view.namespace.shut_with(|mounts| drop(self.unregister(mounts)));
-        if let Err(error) = ended {
+        self.end_namespace(&view, |mounts| drop(self.unregister(mounts)));
+    }
+
+    /// Ends what is attached in a view, `drop_mounts` being called with the mounts that leave, and
+    /// the view, if it is a clone.
+    fn end_namespace(&self, view: &NamespaceView, drop_mounts: impl FnOnce(&[MountId])) {
+        if let Err(error) = view.namespace.shut_with(drop_mounts) {
             tracing::error!(%error, "what is attached cannot be ended");
         }
-        self.drop_clone(&view);
+        self.drop_clone(view);
     }
 
     /// Nothing leads to the clone, and nothing will.

@@ -10,10 +10,8 @@ use volume::NodeId;
 use super::attached_volume::AttachedVolume;
 use super::mount_node::{Attachment, Dentry, MountNode, NodePin};
 use super::mount_tree::{MountTree, State};
-use super::registry::invalidate_name;
 use super::types::TreeError;
 use super::wire;
-use crate::device::Dev;
 
 impl MountTree {
     /// Registers a mount that came to be with another one: in a clone, or by propagation. None:
@@ -68,12 +66,12 @@ impl MountTree {
     }
 
     /// Registers mounts that came by propagation with another one, and notifies the kernel of them.
-    pub(super) fn register_copies(&self, dev: &Dev, made: &[NewMount]) {
+    pub(super) fn register_copies(&self, made: &[NewMount]) {
         for &copy in made.get(1..).unwrap_or_default() {
             match self.register_copy(copy) {
                 Ok(Some(name)) => {
-                    invalidate_name(dev, &name, None);
-                    self.drop_if_unmounted(dev, copy.mount);
+                    self.invalidate_name(&name, None);
+                    self.drop_if_unmounted(copy.mount);
                 }
                 Ok(None) => {}
                 Err(error) => tracing::error!(%error, "what was attached is not seen in a clone"),

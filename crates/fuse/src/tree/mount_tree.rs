@@ -17,6 +17,7 @@ use super::mount_node::{Attachment, MountNode};
 use super::namespace_view::NamespaceView;
 use super::persistent_map::PersistentMap;
 use super::wire::NodeTag;
+use crate::device::Dev;
 use crate::sync_all::SyncTarget;
 
 /// The tree as requests see it.
@@ -71,6 +72,8 @@ pub(super) struct State {
 /// The tree of one mountpoint, and of those that show clones of it.
 #[derive(Debug)]
 pub(crate) struct MountTree {
+    /// The kernel, which is notified of changes.
+    pub(super) dev: Arc<Dev>,
     pub(super) first: Arc<NamespaceView>,
     pub(super) root: Arc<AttachedVolume>,
     pub(super) generation: AtomicU64,
@@ -80,8 +83,8 @@ pub(crate) struct MountTree {
 }
 
 impl MountTree {
-    /// A tree with this volume as its root.
-    pub(crate) fn new(volume: Arc<Volume>) -> Self {
+    /// A tree with this volume as its root, of the connection `dev`.
+    pub(crate) fn new(volume: Arc<Volume>, dev: Arc<Dev>) -> Self {
         let root = Arc::new(AttachedVolume::new(volume, NodeTag::ROOT, false, None));
         root.add_mount(NodeTag::ROOT);
         let superblock = SuperblockRef::new(Arc::clone(&root) as Arc<_>);
@@ -96,7 +99,7 @@ impl MountTree {
         state.by_mount.insert(mount, Arc::clone(&mount_node));
         let first = NamespaceView::new(namespace, mount_node, std::ffi::OsString::new());
         let (generation, clones) = (AtomicU64::new(0), AtomicUsize::new(0));
-        Self { first: Arc::new(first), root, generation, clones, state: Mutex::new(state) }
+        Self { dev, first: Arc::new(first), root, generation, clones, state: Mutex::new(state) }
     }
 
     /// The mountpoint's own view.

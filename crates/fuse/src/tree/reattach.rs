@@ -18,7 +18,6 @@ use super::mount_tree::MountTree;
 use super::namespace_view::NamespaceView;
 use super::types::{Attached, Detach, TreeError};
 use super::wire::NodeTag;
-use crate::device::Dev;
 
 impl MountTree {
     /// Attaches a volume of this session to one more directory; every process that looks there sees
@@ -28,7 +27,6 @@ impl MountTree {
     /// was given up.
     pub(crate) fn attach_again(
         &self,
-        dev: &Dev,
         at: (&NamespaceView, &Path),
         attached: &Attached,
     ) -> Result<Attached, TreeError> {
@@ -40,7 +38,7 @@ impl MountTree {
         let (served, superblock) = (Arc::clone(&served.served), attached.superblock.clone());
         let tag = self.new_tag()?;
         let (tags, volume) = ((attached.volume, tag), (&served, &superblock));
-        let mount = self.mount_volume(dev, at, (resolved, target), tags, volume).inspect_err(|_| {
+        let mount = self.mount_volume(at, (resolved, target), tags, volume).inspect_err(|_| {
             served.remove_mount(tag);
             served.remove_mount(attached.volume);
         })?;
@@ -49,7 +47,7 @@ impl MountTree {
         if served.is_ending() {
             // It was given up beside this call, which found it in one place at most: no path is to
             // lead there.
-            drop(self.detach_attached(dev, &reattach, Detach::Lazy, |_| {}));
+            drop(self.detach_attached(&reattach, Detach::Lazy, |_| {}));
             return Err(ended());
         }
         Ok(reattach)
@@ -72,7 +70,6 @@ impl MountTree {
     /// for the way there. `NotAttached` where it has left.
     pub(crate) fn detach_attached(
         &self,
-        dev: &Dev,
         attached: &Attached,
         how: Detach,
         mut on_abort: impl FnMut(NodeTag),
@@ -80,7 +77,7 @@ impl MountTree {
         let gone = || TreeError::NotAttached("its place any more".to_owned());
         let mount_node = self.mount_node(attached.mount).ok_or_else(gone)?;
         let place = VfsPath { mount: attached.mount, inode: mounts::Inode(mount_node.root.0) };
-        match self.umount(dev, &mount_node.namespace, place, how.flags(), &mut on_abort) {
+        match self.umount(&mount_node.namespace, place, how.flags(), &mut on_abort) {
             Err(TreeError::Tree(mounts::Error::NotHere)) => Err(gone()),
             result => result,
         }

@@ -3,25 +3,22 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use mounts::{MountId, NewMount, SuperblockRef};
+use mounts::{MountId, NewMount};
 use sync::atomic::Ordering;
 use sync::mutant::is_on;
 use volume::NodeId;
 
-use super::attached_volume::AttachedVolume;
 use super::mount_node::{Attachment, Dentry, MountNode, NodePin};
 use super::mount_tree::MountTree;
 use super::types::TreeError;
 use super::wire::{self, NodeTag};
-use crate::device::Dev;
 use crate::notify::{self, Invalidation};
 
 impl MountTree {
     /// A mount may have left before it was known here.
-    pub(super) fn drop_if_unmounted(&self, dev: &Dev, mount: MountId) {
+    pub(super) fn drop_if_unmounted(&self, mount: MountId) {
         if !self.is_mounted(mount) {
-            let superblocks = self.drop_unmounted(dev, &[mount]);
-            debug_assert!(superblocks.len() <= 1);
+            self.drop_unmounted(&[mount]);
         }
     }
 
@@ -65,18 +62,9 @@ impl MountTree {
         mount_node.is_some_and(|mount_node| mount_node.namespace.root_of(mount).is_some())
     }
 
-    /// Mounts have left the namespace: requests and the kernel learn of it. Returns the superblocks
-    /// of these mounts.
-    pub(super) fn drop_unmounted(
-        &self,
-        dev: &Dev,
-        mounts: &[MountId],
-    ) -> Vec<(Arc<AttachedVolume>, SuperblockRef)> {
-        let gone = self.unregister(mounts);
-        gone.iter().for_each(|one| invalidate_mount(dev, one));
-        gone.iter()
-            .map(|one| (Arc::clone(&one.mount_node.served), one.mount_node.superblock.clone()))
-            .collect()
+    /// Mounts have left the namespace: requests and the kernel learn of it.
+    pub(super) fn drop_unmounted(&self, mounts: &[MountId]) {
+        self.unregister(mounts).iter().for_each(|one| self.invalidate_mount(one));
     }
 
     /// Mounts have left: requests do not find them any more.
@@ -110,6 +98,27 @@ impl MountTree {
             state.drop_volume(snapshot, volume);
         });
     }
+
+    /// Has the kernel forget what was attached.
+    pub(super) fn invalidate_mount(&self, one: &Attachment) {
+        self.invalidate_name(&one.name, wire::join(one.mount_node.tag, one.mount_node.root));
+    }
+
+    /// Has the kernel forget what is under this name; a mount's root that was there is removed for
+    /// processes inside it.
+    pub(super) fn invalidate_name(&self, name: &Dentry, gone: Option<u64>) {
+        let (parent, name) = (store::ObjectId(name.wire), name.name.clone());
+        match gone {
+            None => notify::send(&self.dev, &Invalidation::Entry { parent, name }),
+            Some(child) => {
+                let child = store::ObjectId(child);
+                notify::send(&self.dev, &Invalidation::Delete { parent, child, name: name.clone() });
+                // Where the kernel refuses that, it still forgets the name.
+                notify::send(&self.dev, &Invalidation::Entry { parent, name });
+                notify::send(&self.dev, &Invalidation::Inode { id: child, offset: -1, len: 0 });
+            }
+        }
+    }
 }
 
 /// The mount that was asked for.
@@ -127,27 +136,6 @@ pub(super) fn uncover(covered: &mut HashMap<(NodeTag, NodeId), usize>, one: &Att
         *count -= 1;
         if *count == 0 {
             covered.remove(&dir);
-        }
-    }
-}
-
-/// Has the kernel forget what was attached.
-pub(super) fn invalidate_mount(dev: &Dev, one: &Attachment) {
-    invalidate_name(dev, &one.name, wire::join(one.mount_node.tag, one.mount_node.root));
-}
-
-/// Has the kernel forget what is under this name; a mount's root that was there is removed for
-/// processes inside it.
-pub(super) fn invalidate_name(dev: &Dev, name: &Dentry, gone: Option<u64>) {
-    let (parent, name) = (store::ObjectId(name.wire), name.name.clone());
-    match gone {
-        None => notify::send(dev, &Invalidation::Entry { parent, name }),
-        Some(child) => {
-            let child = store::ObjectId(child);
-            notify::send(dev, &Invalidation::Delete { parent, child, name: name.clone() });
-            // Where the kernel refuses that, it still forgets the name.
-            notify::send(dev, &Invalidation::Entry { parent, name });
-            notify::send(dev, &Invalidation::Inode { id: child, offset: -1, len: 0 });
         }
     }
 }

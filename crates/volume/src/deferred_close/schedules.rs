@@ -17,8 +17,8 @@ fn create(volume: &Volume, name: &str) -> (NodeId, HandleId) {
     let (caller, cancel) = (Caller::default(), Cancel::default());
     let ctx = Ctx { caller, cancel: &cancel, before_wait: &|| {} };
     let flags = OpenFlags::READ | OpenFlags::WRITE;
-    let (entry, opened) = volume.create(&ctx, ObjectId::ROOT, OsStr::new(name), 0o600, flags).unwrap();
-    (entry.id, opened.handle)
+    let (entry, handle) = volume.create(&ctx, ObjectId::ROOT, OsStr::new(name), 0o600, flags).unwrap();
+    (entry.id, handle)
 }
 
 fn release(volume: &Volume, (id, handle): (NodeId, HandleId)) {

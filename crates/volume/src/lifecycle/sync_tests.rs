@@ -44,12 +44,12 @@ impl Rig {
         let flags = OpenFlags::READ | OpenFlags::WRITE;
         let name = std::ffi::OsStr::new("file");
         let made = self.with(|ctx| self.volume.create(ctx, NodeId::ROOT, name, 0o644, flags));
-        let (entry, opened) = made.expect("a new file");
+        let (entry, handle) = made.expect("a new file");
         let inode = self.volume.inode(entry.id).expect("it is known");
         self.volume.core.bdi.attach(&inode, owner);
         // The name is durable.
         self.volume.sync_all().expect("durable");
-        (inode, opened.handle)
+        (inode, handle)
     }
 
     fn write(&self, handle: HandleId, len: usize) {

@@ -28,16 +28,16 @@ impl Client {
 
     pub(crate) fn create(&self, name: &str) -> (NodeId, HandleId) {
         let flags = OpenFlags::READ | OpenFlags::WRITE;
-        let (entry, opened) = self
+        let (entry, handle) = self
             .volume
             .create(&self.ctx(), ObjectId::ROOT, OsStr::new(name), 0o644, flags)
             .expect("a new file");
-        (entry.id, opened.handle)
+        (entry.id, handle)
     }
 
     pub(crate) fn open(&self, id: NodeId) -> HandleId {
         let flags = OpenFlags::READ | OpenFlags::WRITE;
-        self.volume.open(&self.ctx(), id, flags).expect("an open file").handle
+        self.volume.open(&self.ctx(), id, flags).expect("an open file")
     }
 
     pub(crate) fn write(

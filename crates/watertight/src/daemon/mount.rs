@@ -28,7 +28,7 @@ use crate::control::api::now_ms;
 use crate::control::progress;
 use crate::control::server::Server;
 use crate::host::checks::{self, Source};
-use crate::host::mountinfo::{self, Device, SUBTYPE};
+use crate::host::mountinfo::{self, Device};
 use crate::host::notify::notify;
 use crate::host::signals::{self, StartupPhase};
 use crate::host::{mount_agent, privileges, unmount, utab};
@@ -178,7 +178,6 @@ fn start_session(
     let mount_options = fuse::MountOptions {
         wanted: options.mount_type,
         fsname: source.spec.clone(),
-        subtype: SUBTYPE.to_owned(),
         uring: options.uring,
         allow_other: options.allow_other,
         flags,

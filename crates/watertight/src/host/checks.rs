@@ -82,7 +82,7 @@ fn directory(path: &str) -> Result<Source> {
 /// Exit 2, naming what is wrong with it.
 pub fn mountpoint(given: &Path) -> Result<PathBuf> {
     let shown = given.shown();
-    fuse::check_mountpoint(given, false).map_err(|error| {
+    fuse::check_mountpoint(given).map_err(|error| {
         let advice = match &error {
             MountpointError::Missing(_) => "make an empty directory first".to_owned(),
             MountpointError::NotEmpty(_) => first_entry(given)

@@ -11,9 +11,6 @@ pub use fuse::mount::MountInfo as Mount;
 use crate::host::users;
 use crate::term::shown::Name;
 
-/// The subtype that the kernel shows for our mounts: `fuse.watertight`, `fuseblk.watertight`.
-pub const SUBTYPE: &str = "watertight";
-
 /// A device number.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Device {
@@ -42,7 +39,7 @@ impl Device {
 /// Whether one of our processes made this mount.
 #[must_use]
 pub fn is_ours(mount: &Mount) -> bool {
-    mount.fstype.split_once('.').is_some_and(|(_, subtype)| subtype == SUBTYPE)
+    mount.fstype.split_once('.').is_some_and(|(_, subtype)| subtype == fuse::mount::SUBTYPE)
 }
 
 /// Which of `suid` and `dev` at least one of the mounts allows.

@@ -20,7 +20,6 @@ const LOOKUP: Op<'static> = Op::ReadLink;
 /// A tree whose root volume has a directory `x`, and a kernel that takes any notification.
 struct World {
     tree: Arc<MountTree>,
-    dev: Arc<Dev>,
     x: NodeId,
     _kernel: std::os::fd::OwnedFd,
 }
@@ -42,7 +41,7 @@ impl World {
         let ctx = Ctx { caller: Caller::default(), cancel: &cancel, before_wait: &|| {} };
         let x = root.make(&ctx, NodeId::ROOT, OsStr::new("x"), NewNode::Directory, 0o755).unwrap().id;
         let (kernel, device) = rustix::pipe::pipe().unwrap();
-        Self { tree: Arc::new(MountTree::new(root)), dev: Arc::new(Dev::new(device)), x, _kernel: kernel }
+        Self { tree: Arc::new(MountTree::new(root, Arc::new(Dev::new(device)))), x, _kernel: kernel }
     }
 
     fn attach(&self, other: &Other) -> u64 {
@@ -51,9 +50,7 @@ impl World {
         let on_end = Box::new(move |_: &volume::DrainReport| {
             ends.fetch_add(1, Ordering::SeqCst);
         });
-        self.tree
-            .attach(&self.dev, (self.tree.first(), Path::new("x")), &other.volume, false, on_end)
-            .unwrap();
+        self.tree.attach((self.tree.first(), Path::new("x")), &other.volume, false, on_end).unwrap();
         let on = self.crossed().expect("attached just now");
         wire::join(on.tag, NodeId::ROOT).unwrap()
     }
@@ -111,7 +108,7 @@ fn a_request_beside_a_detach_is_of_its_own_volume_and_over_before_the_store_is_f
                 request(&tree, &mut cache, node, &volume);
             }
         });
-        world.tree.detach(&world.dev, (world.tree.first(), Path::new("x")), Detach::Sync, |_| {}).unwrap();
+        world.tree.detach((world.tree.first(), Path::new("x")), Detach::Sync, |_| {}).unwrap();
         assert_eq!(other.ends(), 1, "detached, and not ended");
         let other_node = world.attach(&next);
         assert!(
@@ -140,10 +137,7 @@ fn a_request_after_an_attach_finds_it() {
         assert!(request(&world.tree, &mut cache, above, &second.volume), "attached, and not found");
         // One after the other: the checker runs only threads that it made itself.
         for _ in 0..2 {
-            world
-                .tree
-                .detach(&world.dev, (world.tree.first(), Path::new("x")), Detach::Sync, |_| {})
-                .unwrap();
+            world.tree.detach((world.tree.first(), Path::new("x")), Detach::Sync, |_| {}).unwrap();
         }
         assert_eq!((first.ends(), second.ends()), (1, 1));
         world.end();
@@ -167,14 +161,14 @@ fn what_is_open_beside_a_lazy_detach_is_served_and_ends_the_volume_once() {
                 && let Ok(hold) = at.mount_node.unwrap().superblock.get_active()
             {
                 let made = volume.create(&ctx, NodeId::ROOT, OsStr::new("f"), 0o644, OpenFlags::WRITE);
-                let (_, opened) = made.unwrap();
-                at.served.opened(Open::File, opened.handle, Some(hold));
-                volume.release(opened.handle);
-                kept = at.served.released(Open::File, opened.handle);
+                let (_, handle) = made.unwrap();
+                at.served.opened(Open::File, handle, Some(hold));
+                volume.release(handle);
+                kept = at.served.released(Open::File, handle);
             }
             drop(kept);
         });
-        world.tree.detach(&world.dev, (world.tree.first(), Path::new("x")), Detach::Lazy, |_| {}).unwrap();
+        world.tree.detach((world.tree.first(), Path::new("x")), Detach::Lazy, |_| {}).unwrap();
         let found = Target::find(&world.tree, &mut SnapshotCache::default(), node, &LOOKUP).err();
         assert_eq!(found, Some(Errno::STALE), "a name was found in what is gone");
         assert!(world.crossed().is_none());

@@ -37,7 +37,7 @@ use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use sync::mutant::is_on;
 use sync::{Condvar, Mutex};
 
-use crate::threads::{Parker, ThreadSet, join_all, unlist};
+use crate::threads::{Parker, ThreadSet, unlist, wait_ended};
 
 /// Threads that read at the same time at most, when there is nothing to do.
 const IDLE_MAX: usize = 4;
@@ -269,18 +269,9 @@ impl ThreadPool {
         while state.ended.is_none() && !state.threads.is_empty() {
             self.changed.wait(&mut state);
         }
-        let until = Instant::now() + grace;
-        while !state.threads.is_empty() {
-            if self.changed.wait_until(&mut state, until) {
-                break;
-            }
-        }
         let end = state.ended.clone().unwrap_or(ReadEnd::Failed(Errno::NOMEM));
-        let stuck = state.threads.len();
-        let ending = state.threads.take_ending();
-        drop(state);
-        join_all(ending, "a reading thread panicked outside a request");
-        (end, stuck)
+        let (until, panicked) = (Instant::now() + grace, "a reading thread panicked outside a request");
+        (end, wait_ended(state, &self.changed, |state| &mut state.threads, until, panicked))
     }
 
     /// How many threads there are.

@@ -19,7 +19,7 @@ use sync::atomic::{AtomicUsize, Ordering};
 use sync::{Condvar, Mutex};
 
 use super::entry::Entry;
-use crate::threads::{Parker, ThreadSet, join_all, unlist};
+use crate::threads::{Parker, ThreadSet, unlist, wait_ended};
 
 /// The serving threads of one session.
 #[derive(Debug)]
@@ -146,17 +146,8 @@ impl ThreadPool {
 
     /// Waits for the threads to end, until `until` at the latest. Says how many are left.
     pub(super) fn wait(&self, until: Instant) -> usize {
-        let mut state = self.state.lock();
-        while !state.threads.is_empty() {
-            if self.changed.wait_until(&mut state, until) {
-                break;
-            }
-        }
-        let stuck = state.threads.len();
-        let ending = state.threads.take_ending();
-        drop(state);
-        join_all(ending, "a serving thread panicked outside a request");
-        stuck
+        let panicked = "a serving thread panicked outside a request";
+        wait_ended(self.state.lock(), &self.changed, |state| &mut state.threads, until, panicked)
     }
 
     /// How many threads there are.

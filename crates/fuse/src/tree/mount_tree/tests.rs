@@ -22,7 +22,8 @@ impl Drop for Probe {
 fn what_has_left_the_tree_is_dropped_without_its_lock() {
     let volume = || Volume::new(store::open("mem:").unwrap(), volume::Options::default()).unwrap();
     let root = volume();
-    let tree = Arc::new(MountTree::new(Arc::clone(&root)));
+    let (_kernel, device) = rustix::pipe::pipe().unwrap();
+    let tree = Arc::new(MountTree::new(Arc::clone(&root), Arc::new(Dev::new(device))));
     // Dropped by the thread that changes the tree, and by one that served a request before the
     // change.
     for is_seen in [false, true] {
