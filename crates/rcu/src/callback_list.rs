@@ -131,21 +131,6 @@ impl Segment {
 }
 
 impl Producer {
-    /// A new list, whose producer is the calling thread.
-    #[must_use]
-    pub fn new() -> Self {
-        let segment = Segment::new(FIRST);
-        let consumer = Consumer { segment: Arc::clone(&segment), done: 0, freed: 0, invoked: 0, queued: 0 };
-        let list = Arc::new(CallbackList {
-            queued: CachePadded::new(AtomicU64::new(0)),
-            invoked: CachePadded::new(AtomicU64::new(0)),
-            is_closed: AtomicBool::new(false),
-            consumer: Mutex::new(consumer),
-            done_segments: Mutex::new(VecDeque::new()),
-        });
-        Self { list, segment, filled: 0, queued: 0, uncounted: Uncounted { works: 0, at: 1 } }
-    }
-
     /// The list, for the consumer.
     #[must_use]
     pub fn list(&self) -> &Arc<CallbackList> {
@@ -187,9 +172,19 @@ impl Producer {
     }
 }
 
+/// A new list, whose producer is the calling thread.
 impl Default for Producer {
     fn default() -> Self {
-        Self::new()
+        let segment = Segment::new(FIRST);
+        let consumer = Consumer { segment: Arc::clone(&segment), done: 0, freed: 0, invoked: 0, queued: 0 };
+        let list = Arc::new(CallbackList {
+            queued: CachePadded::new(AtomicU64::new(0)),
+            invoked: CachePadded::new(AtomicU64::new(0)),
+            is_closed: AtomicBool::new(false),
+            consumer: Mutex::new(consumer),
+            done_segments: Mutex::new(VecDeque::new()),
+        });
+        Self { list, segment, filled: 0, queued: 0, uncounted: Uncounted { works: 0, at: 1 } }
     }
 }
 
@@ -347,7 +342,7 @@ mod tests {
     #[test]
     fn no_more_runs_than_was_put_in() {
         let invoked = Arc::new(AtomicUsize::new(0));
-        let mut producer = Producer::new();
+        let mut producer = Producer::default();
         let list = Arc::clone(producer.list());
         list.run(100, 0, |_| ());
         let counted = Arc::clone(&invoked);

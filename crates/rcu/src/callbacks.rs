@@ -87,13 +87,14 @@ const WAITING_FOR_TICK: u8 = 1;
 /// It runs, and looks at the lists again before it parks.
 const RUNNING: u8 = 2;
 
-impl WorkerState {
-    /// Without a worker.
-    #[must_use]
-    pub fn new() -> Self {
+/// Without a worker.
+impl Default for WorkerState {
+    fn default() -> Self {
         Self(CachePadded::new(AtomicU8::new(ABSENT)))
     }
+}
 
+impl WorkerState {
     /// There is no worker from here on. A look at the lists that follows misses no callback but
     /// those whose callers find that there is none ([`is_absent`](Self::is_absent)).
     pub fn set_absent(&self, is_asymmetric: bool) {
@@ -132,12 +133,6 @@ impl WorkerState {
     fn set(&self, level: u8) {
         // ORDERING: Relaxed. A caller that still sees `ABSENT` takes the lock for nothing.
         self.0.store(level, Ordering::Relaxed);
-    }
-}
-
-impl Default for WorkerState {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -183,7 +178,7 @@ impl Callbacks {
         let max = i64::try_from(max).unwrap_or(i64::MAX);
         let block = if max >= 16 * BLOCK.cast_signed() { BLOCK } else { 1 };
         Self {
-            worker: WorkerState::new(),
+            worker: WorkerState::default(),
             qlen: AtomicU64::new(0),
             bounds: Bounds { max, low: max - max / 4, block },
             state: Mutex::new(State::default()),
@@ -205,7 +200,7 @@ impl Callbacks {
 
     /// A new list, of the calling thread.
     pub(crate) fn register(&self) -> Producer {
-        let producer = Producer::new();
+        let producer = Producer::default();
         self.state.lock().lists.push(Arc::clone(producer.list()));
         producer
     }

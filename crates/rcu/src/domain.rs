@@ -210,13 +210,7 @@ impl Domain {
     /// # Panics
     /// As [`synchronize`](Self::synchronize), if it has not passed.
     pub fn cond_synchronize(&self, cookie: Cookie) {
-        if self.poll_state(cookie) {
-            return;
-        }
-        self.check_outside("synchronize");
-        self.inner.counters.waiters.add(1);
-        self.inner.ticks.wait(&self.inner.gp, cookie);
-        self.inner.wait_for(cookie);
+        self.wait_for(cookie, true);
     }
 
     /// As [`cond_synchronize`](Self::cond_synchronize), without waiting for a tick.
@@ -224,11 +218,18 @@ impl Domain {
     /// # Panics
     /// As [`cond_synchronize`](Self::cond_synchronize).
     pub fn cond_synchronize_expedited(&self, cookie: Cookie) {
+        self.wait_for(cookie, false);
+    }
+
+    fn wait_for(&self, cookie: Cookie, with_tick: bool) {
         if self.poll_state(cookie) {
             return;
         }
         self.check_outside("synchronize");
         self.inner.counters.waiters.add(1);
+        if with_tick {
+            self.inner.ticks.wait(&self.inner.gp, cookie);
+        }
         self.inner.wait_for(cookie);
     }
 

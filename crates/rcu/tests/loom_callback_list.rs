@@ -26,7 +26,7 @@ fn work(number: usize, ran: &Arc<Plain>) -> Work {
 fn who_runs_finds_what_was_put_in() {
     loom::model(|| {
         let ran = Arc::new(Plain::new(0));
-        let mut producer = Producer::new();
+        let mut producer = Producer::default();
         let queue = Arc::clone(producer.list());
         let caller = {
             let ran = Arc::clone(&ran);
@@ -60,7 +60,7 @@ unsafe impl Send for Written {}
 fn what_is_counted_has_run() {
     loom::model(|| {
         let written = Arc::new(Written(UnsafeCell::new(false)));
-        let mut producer = Producer::new();
+        let mut producer = Producer::default();
         let queue = Arc::clone(producer.list());
         let writes = Arc::clone(&written);
         producer.push(Work::call(move || {
@@ -100,7 +100,7 @@ fn calls_beside_a_worker_that_rests(is_asymmetric: bool) {
         let worker = Arc::new(WorkerState::default());
         worker.set_running();
         let task_queued = Arc::new(AtomicBool::new(false));
-        let mut producer = Producer::new();
+        let mut producer = Producer::default();
         let queue = Arc::clone(producer.list());
         let caller = {
             let (worker, task_queued) = (Arc::clone(&worker), Arc::clone(&task_queued));

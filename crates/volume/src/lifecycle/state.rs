@@ -7,9 +7,10 @@ use store::ErrorKind;
 use sync::{Condvar, Mutex};
 
 /// Where a volume is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum VolumeState {
     /// In use.
+    #[default]
     Active,
     /// No path leads to it; open files keep it.
     Detached,
@@ -66,21 +67,11 @@ impl DrainReport {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Lifecycle {
     pub(crate) state: Mutex<(VolumeState, Option<DrainReport>)>,
     pub(crate) ended: Condvar,
     /// The result of the end, with the names of files, which a store that is closed does not know
     /// any more.
     pub(crate) final_report: Mutex<Option<DrainReport>>,
-}
-
-impl Default for Lifecycle {
-    fn default() -> Self {
-        Self {
-            state: Mutex::new((VolumeState::Active, None)),
-            ended: Condvar::default(),
-            final_report: Mutex::default(),
-        }
-    }
 }

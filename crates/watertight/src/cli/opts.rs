@@ -240,34 +240,19 @@ impl MountOptions {
                 }
             }
             "mode" => {
-                self.mode = match needed()? {
-                    "write-through" => Mode::WriteThrough,
-                    "kernel-writeback" => Mode::KernelWriteback,
-                    _ => return Err(wrong("give write-through or kernel-writeback".to_owned())),
-                }
+                let modes = [Mode::WriteThrough, Mode::KernelWriteback].map(|mode| (name_of(mode), mode));
+                self.mode = one_of(needed()?, &modes).map_err(wrong)?;
             }
             "type" => {
-                self.mount_type = match needed()? {
-                    "auto" => Wanted::Auto,
-                    "fuseblk" => Wanted::FuseBlk,
-                    "fuse" => Wanted::Fuse,
-                    _ => return Err(wrong("give auto, fuseblk or fuse".to_owned())),
-                }
+                let types = [("auto", Wanted::Auto), ("fuseblk", Wanted::FuseBlk), ("fuse", Wanted::Fuse)];
+                self.mount_type = one_of(needed()?, &types).map_err(wrong)?;
             }
             "uring" => {
-                self.uring = match needed()? {
-                    "auto" => Uring::Auto,
-                    "on" => Uring::On,
-                    "off" => Uring::Off,
-                    _ => return Err(wrong("give auto, on or off".to_owned())),
-                }
+                let all = [("auto", Uring::Auto), ("on", Uring::On), ("off", Uring::Off)];
+                self.uring = one_of(needed()?, &all).map_err(wrong)?;
             }
             "idle_sched" => {
-                self.idle_sched = match needed()? {
-                    "on" => true,
-                    "off" => false,
-                    _ => return Err(wrong("give on or off".to_owned())),
-                }
+                self.idle_sched = one_of(needed()?, &[("on", true), ("off", false)]).map_err(wrong)?;
             }
             "flushers" => self.flushers = Some(threads(needed()?, FLUSHERS_MAX).map_err(wrong)?),
             "threads" => self.threads = Some(threads(needed()?, THREADS_MAX).map_err(wrong)?),
@@ -281,12 +266,12 @@ impl MountOptions {
             }
             "cgroup" => self.cgroup = needed()?.parse().map_err(wrong)?,
             "sync_policy" => {
-                self.sync_policy = match needed()? {
-                    "boost" => SyncPolicy::Boost,
-                    "vanilla" => SyncPolicy::Vanilla,
-                    "isolated" => SyncPolicy::Isolated,
-                    _ => return Err(wrong("give boost, vanilla or isolated".to_owned())),
-                }
+                let policies = [
+                    ("boost", SyncPolicy::Boost),
+                    ("vanilla", SyncPolicy::Vanilla),
+                    ("isolated", SyncPolicy::Isolated),
+                ];
+                self.sync_policy = one_of(needed()?, &policies).map_err(wrong)?;
             }
             "limit" => self.limits.push(limit(needed()?).map_err(wrong)?),
             "drain_timeout" => self.drain_timeout = parse_duration(needed()?).map_err(wrong)?,
@@ -344,6 +329,16 @@ fn unknown(option: &str) -> Problem {
     let meant = meant.map_or_else(String::new, |meant| format!("; did you mean {meant}?"));
     let option = option.shown();
     Problem::usage(format!("there is no mount option {option}{meant}; there are: {}", names.join(", ")))
+}
+
+/// The value that goes by this word.
+fn one_of<T: Copy>(word: &str, known: &[(&str, T)]) -> Result<T, String> {
+    let value = known.iter().find(|(name, _)| *name == word).map(|(_, value)| *value);
+    value.ok_or_else(|| {
+        let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+        let (last, others) = names.split_last().expect("there is a word");
+        format!("give {} or {last}", others.join(", "))
+    })
 }
 
 fn threads(text: &str, max: usize) -> Result<usize, String> {

@@ -30,6 +30,7 @@ use std::sync::{Arc, Weak};
 use sync::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::api::UmountKind;
 use super::connections::{Caller, Socket, descriptors_max};
 
 /// The event that a call waits for.
@@ -49,6 +50,16 @@ pub(super) enum CallKind {
     Force,
     /// A volume to be attached, detached or moved.
     Tree,
+}
+
+impl CallKind {
+    /// The kind of a call that unmounts.
+    pub(super) const fn of(how: UmountKind) -> Self {
+        match how {
+            UmountKind::Force => Self::Force,
+            UmountKind::Plain | UmountKind::Lazy => Self::Umount,
+        }
+    }
 }
 
 /// How many there may be.

@@ -11,7 +11,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::api::{ErrorReply, LeaveRequest, LimitRequest, UmountKind, UmountRequest, WaitReply};
+use super::api::{ErrorReply, LeaveRequest, LimitRequest, UmountRequest, WaitReply};
 use super::call_limits::CallKind;
 use super::events::{Stream, Wish};
 use super::metrics;
@@ -145,9 +145,7 @@ pub(super) async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Resul
             blocking(&peer, kind, move || service.sync(by)).await
         }
         Call::Umount => {
-            let kind = |body: &UmountRequest| {
-                if body.how == UmountKind::Force { CallKind::Force } else { CallKind::Umount }
-            };
+            let kind = |body: &UmountRequest| CallKind::of(body.how);
             with_body(request, &peer, kind, move |body| service.umount(body)).await
         }
         Call::Attach => with_body(request, &peer, |_| CallKind::Tree, move |body| service.attach(body)).await,
@@ -157,9 +155,7 @@ pub(super) async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Resul
             with_body(request, &peer, |_| CallKind::Tree, move |body| service.clone_to(body)).await
         }
         Call::Leave => {
-            let kind = |body: &LeaveRequest| {
-                if body.how == UmountKind::Force { CallKind::Force } else { CallKind::Umount }
-            };
+            let kind = |body: &LeaveRequest| CallKind::of(body.how);
             with_body(request, &peer, kind, move |body| service.leave(body)).await
         }
     })

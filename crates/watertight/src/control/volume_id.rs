@@ -31,12 +31,6 @@ impl VolumeId {
         Self(format!("{number:08x}"))
     }
 
-    /// The id that no volume has, as a UUID of zeros is no one's.
-    #[must_use]
-    pub fn nil() -> Self {
-        Self::from_number(0)
-    }
-
     /// The id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -44,10 +38,10 @@ impl VolumeId {
     }
 }
 
-/// [`VolumeId::nil`].
+/// The id that no volume has, as a UUID of zeros is no one's.
 impl Default for VolumeId {
     fn default() -> Self {
-        Self::nil()
+        Self::from_number(0)
     }
 }
 

@@ -36,7 +36,7 @@ use crate::device::wb::Wb;
 use crate::switch::domain::Cookie;
 use crate::switch::drain::{DrainWaker, OwnSwitches};
 use crate::switch::foreign::Foreign;
-use crate::switch::switcher::SwitchState;
+use crate::switch::switcher::{InFlight, SwitchState};
 
 /// Inodes between two offers to let another thread run.
 const YIELD_AFTER: usize = 16;
@@ -63,6 +63,12 @@ impl<I: Inode> Bdi<I> {
         }
         let Some(in_flight) = switch_state.begin_foreign(&self.in_flight) else { return false };
         inode.on_owner_change();
+        self.switch_one(inode, owner, in_flight)
+    }
+
+    /// Prepares the switch of one inode, and queues it. `false` if it need not be switched.
+    pub(super) fn switch_one(self: &Arc<Self>, inode: &Arc<I>, owner: CgroupId, in_flight: InFlight) -> bool {
+        let switch_state = &self.switcher.state;
         let mut parts = Some((self.target(owner), in_flight));
         let mut is_queued = false;
         switch_state.strategy.section(&switch_state.domain, &mut || {

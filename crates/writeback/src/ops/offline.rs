@@ -51,16 +51,8 @@ impl<I: Inode> Bdi<I> {
     /// that can rely on it: the inode leaves with the write-back that wrote the last of it,
     /// whichever thread did that.
     pub(crate) fn switch_to_ancestor(self: &Arc<Self>, inode: &Arc<I>, from: &Arc<Wb<I>>) {
-        let switch_state = &self.switcher.state;
-        let in_flight = switch_state.begin_clean_up(&self.in_flight);
-        let mut parts = Some((self.target(from.cgroup().nearest_living().id()), in_flight));
-        switch_state.strategy.section(&switch_state.domain, &mut || {
-            let Some((target, in_flight)) = parts.take() else { return };
-            let prepared = self.prepare(inode, &mut inode.inode_wb().state(), &target);
-            let Some(item) = prepared else { return };
-            switch_state.strategy.delay_point();
-            self.queue_switch(Isw { items: vec![item], target, _in_flight: in_flight });
-        });
+        let in_flight = self.switcher.state.begin_clean_up(&self.in_flight);
+        self.switch_one(inode, from.cgroup().nearest_living().id(), in_flight);
     }
 
     /// Prepares up to [`BATCH`] inodes of `wb` that have nothing to be written, beginning after
