@@ -6,32 +6,16 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-writeback --release --test loom_budget`
 #![cfg(loom)]
 
+#[path = "common/event.rs"]
+mod event;
+
 use std::sync::Arc;
 
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use sync::{Condvar, Mutex, mutant, thread};
+use sync::{mutant, thread};
 use watertight_writeback::{Budget, Waiter};
 
-#[derive(Default)]
-struct Event {
-    set: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Event {
-    fn set(&self) {
-        *self.set.lock() = true;
-        self.changed.notify_all();
-    }
-
-    fn wait(&self) {
-        let mut set = self.set.lock();
-        while !*set {
-            self.changed.wait(&mut set);
-        }
-        *set = false;
-    }
-}
+use event::Event;
 
 /// Takes one page of a budget of one, waiting as writers do.
 fn take(budget: &Arc<Budget>) {

@@ -4,35 +4,19 @@
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-writeback --release --test schedules_line`
 #![cfg(shuttle)]
 
+#[path = "common/event.rs"]
+mod event;
+
 use std::sync::Arc;
 
 use sync::atomic::AtomicU64;
-use sync::{Condvar, Mutex, model, mutant, thread};
+use sync::{Mutex, model, mutant, thread};
 use watertight_writeback::{Budget, InLine, Permit, Queued, Waiter};
+
+use event::Event;
 
 const LINE: u64 = 1;
 const OTHER_LINE: u64 = 2;
-
-#[derive(Default)]
-struct Event {
-    set: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Event {
-    fn set(&self) {
-        *self.set.lock() = true;
-        self.changed.notify_all();
-    }
-
-    fn wait(&self) {
-        let mut set = self.set.lock();
-        while !*set {
-            self.changed.wait(&mut set);
-        }
-        *set = false;
-    }
-}
 
 /// The state that all share: a cache, whether a debt is paid, and the alarms of waiters.
 struct SwitchState {

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -257,17 +257,8 @@ fn where_standard_error_is_the_journals_it_gets_priorities() {
 #[test]
 fn a_terminal_has_text() {
     let Some(rig) = Rig::mounting().filter(|_| has("script")) else { return };
-    let typescript = rig.root.join("typescript");
     let line = format!("exec {PROGRAM} mount --log-level debug mem: {}", rig.mnt.display());
-    let mut script = Command::new("script")
-        .args(["--quiet", "--flush", "--return", "--command", &line])
-        .arg(&typescript)
-        .env("WATERTIGHT_RUNTIME_DIR", &rig.runtime)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let screen = || String::from_utf8_lossy(&fs::read(&typescript).unwrap_or_default()).into_owned();
+    let (mut script, screen) = rig.on_a_terminal(&line);
     eventually("it is ready", || screen().contains("ready: "));
     rig.verb("umount", &[]).ok();
     assert!(script.wait().unwrap().success());

@@ -139,6 +139,22 @@ impl Rig {
         self.start(command)
     }
 
+    /// Runs a shell's command line on a terminal; also gives what the screen has been sent.
+    pub(crate) fn on_a_terminal(&self, line: &str) -> (Child, impl Fn() -> String + use<>) {
+        let typescript = self.root.join("typescript");
+        let child = Command::new("script")
+            .args(["--quiet", "--flush", "--return", "--command", line])
+            .arg(&typescript)
+            .env("WATERTIGHT_RUNTIME_DIR", &self.runtime)
+            .env("TERM", "xterm")
+            .env_remove("NO_COLOR")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        (child, move || String::from_utf8_lossy(&fs::read(&typescript).unwrap_or_default()).into_owned())
+    }
+
     /// Starts a mount process that ends with the test, and waits until it is ready.
     pub(crate) fn start(&mut self, command: Command) -> Daemon {
         let daemon = Daemon::start(command);

@@ -1,7 +1,6 @@
 //! The view of a person: the status line and the progress of an unmount, on a terminal only.
 
 use std::fs;
-use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -10,21 +9,10 @@ use crate::rig::{PROGRAM, Rig, eventually, has, wait};
 #[test]
 fn a_terminal_has_a_status_line_and_progress() {
     let Some(rig) = Rig::mounting().filter(|_| has("script")) else { return };
-    let typescript = rig.root.join("typescript");
     let source = format!("fault:write:delay=1200ms,dir:{}", rig.store.display());
     let line =
         format!("stty cols 200; exec {PROGRAM} mount '{source}' {} -o dirty_after=1h", rig.mnt.display());
-    let mut script = Command::new("script")
-        .args(["--quiet", "--flush", "--return", "--command", &line])
-        .arg(&typescript)
-        .env("WATERTIGHT_RUNTIME_DIR", &rig.runtime)
-        .env("TERM", "xterm")
-        .env_remove("NO_COLOR")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let screen = || String::from_utf8_lossy(&fs::read(&typescript).unwrap_or_default()).into_owned();
+    let (mut script, screen) = rig.on_a_terminal(&line);
     eventually("it is ready", || screen().contains("ready: "));
     fs::write(rig.mnt.join("a"), vec![1; 3 << 20]).unwrap();
     eventually("the status line shows the dirty data", || screen().contains("dirty 3.0 MiB"));
