@@ -32,7 +32,7 @@ const STYLES: Styles = Styles::styled()
     version,
     styles = STYLES,
     max_term_width = 100,
-    after_help = "Exit codes: 0 done, 1 could not be done (or not yet), 2 usage and bad input.\n\n\
+    after_help = "Exit codes: 0 done, 1 failed (or not done yet), 2 usage error or bad input.\n\n\
                   Examples:\n  \
                   watertight demo\n  \
                   watertight mount /srv/data /mnt/data\n  \
@@ -71,8 +71,8 @@ pub enum Verb {
             watertight umount /mnt/data\n  \
             watertight umount --lazy /mnt/data && watertight wait /srv/data\n  \
             watertight umount --force /mnt/data\n\n\
-            Held by a process: exit 1 with its name; nothing is changed.\n\
-            With --force, exit 1 says that data was given up; it is named."
+            If a process holds the volume: exit 1, the process is named, nothing is changed.\n\
+            With --force: exit 1 if data was given up; the files are named."
     )]
     Umount(UmountArgs),
 
@@ -84,7 +84,7 @@ pub enum Verb {
     #[command(after_help = "Examples:\n  \
         watertight detach /mnt/data/project\n  \
         watertight detach --lazy /mnt/data/project && watertight wait /srv/project\n\n\
-        Held by a process: exit 1 with its name; nothing is changed. On return the path is gone for every process.")]
+        If a process holds the volume: exit 1, the process is named, nothing is changed. On return the path is gone for every process.")]
     #[command(mut_arg("path", |path| path.help("The path where it is attached.")))]
     Detach(UmountArgs),
 
@@ -96,9 +96,9 @@ pub enum Verb {
     #[command(after_help = "Examples:\n  \
         watertight clone /mnt/data /srv/container/data\n  \
         watertight clone --propagation private /mnt/data /mnt/other\n\n\
-        Both show the same volume: a file is the same in both, at once. What is attached or detached later: with `shared` in both, \
-        with `slave` in the clone as well if it is in the first, with `private` in neither but its own. \
-        `watertight umount` of one leaves the other; the volume ends with the last. Only root may.")]
+        Both mountpoints show the same volume: a change of a file is visible in both at once. A volume that is attached or detached later \
+        is so in both with `shared`; with `slave` in the clone as well if it is in the first; with `private` only where it was done. \
+        `watertight umount` of one mountpoint leaves the other; the volume ends with the last. Root only.")]
     Clone(CloneArgs),
 
     /// Make everything durable that was written to a volume so far.
@@ -113,22 +113,22 @@ pub enum Verb {
     )]
     Status(StatusArgs),
 
-    /// Hear what happens to volumes: life cycle, stalls, a full cache, errors.
+    /// Print what happens to volumes: life cycle, stalls, a full cache, errors.
     #[command(after_help = "Examples:\n  \
         watertight events\n  \
         watertight events --once /mnt/data\n  \
         watertight events --json | jq -c 'select(.kind == \"error\")'\n\n\
-        Begins with what each volume has kept (its newest 1024 events), then goes on until Ctrl-C; of one volume, until \
-        its end. Without a name: all volumes, also those that appear later. Where events are missing, \
-        because they were not read in time, a gap says how many. For programs each line is one object; `GET /v1/events` \
-        gives the same, and openapi.json says what is in it.")]
+        Prints the events that each volume has kept (its newest 1024), then new ones until Ctrl-C; for one volume, until \
+        its end. Without a name: all volumes, also those that are mounted later. Where events are missing, \
+        because they were not read in time, a gap says how many. With --json each line is one object, as from `GET /v1/events`; \
+        openapi.json describes it.")]
     Events(EventsArgs),
 
     /// Show the volumes of this host live: rates, dirty bytes, waits, stalls; and their cgroups.
     #[command(after_help = "Examples:\n  \
         watertight top\n  \
         watertight top --interval 200ms\n\n\
-        Keys: q ends, s sorts by the next column, / filters (Enter keeps the filter, Esc takes it away), c changes between volumes \
+        Keys: q ends, s sorts by the next column, / filters (Enter keeps the filter, Esc removes it), c changes between volumes \
         and cgroups (with their limits, where there are any), the arrows, page keys, Home and End scroll.")]
     Top(TopArgs),
 
@@ -137,9 +137,9 @@ pub enum Verb {
         watertight serve --example > /etc/watertight/watertight.toml\n  \
         watertight serve --check /etc/watertight/watertight.toml\n  \
         watertight serve /etc/watertight/watertight.toml\n\n\
-        SIGHUP reads the file again: volumes come and go; one that has changed stays as it is, and that is said; \
-        limits of cgroups ([[limit]]) are changed while it is mounted. SIGTERM \
-        unmounts all with their data written.")]
+        SIGHUP reads the file again: new volumes are mounted, removed ones unmounted; a volume whose source or options have changed \
+        goes on as it is, and the log says so; limits of cgroups ([[limit]]) are changed while it is mounted. SIGTERM \
+        writes all data and unmounts all volumes.")]
     Serve(ServeArgs),
 
     /// Wait until a volume is drained and its store is free.
@@ -151,28 +151,28 @@ pub enum Verb {
         what is left is printed.")]
     Wait(WaitArgs),
 
-    /// Show in under a minute what it is worth that nobody waits for a neighbour, and that an
-    /// unmount tells the truth.
+    /// Show in under a minute what an unmount that tells the truth is worth, and volumes that do not
+    /// wait for each other.
     #[command(
-        after_help = "Example:\n  watertight demo\n\nNeeds to mount: root, or /dev/fuse and fusermount3; what needs two \
-            cgroups is left out, and that is said, where this user can make none. Leaves nothing behind."
+        after_help = "Example:\n  watertight demo\n\nNeeds the right to mount: root, or /dev/fuse and fusermount3. Where this \
+            user can make no cgroups, it says so and leaves out the part that needs two. Leaves nothing behind."
     )]
     Demo(DemoArgs),
 
-    /// Measure what a volume gives on this host, beside its store without it, within a minute.
+    /// Measure a volume on this host beside its bare store, within a minute.
     #[command(after_help = "Examples:\n  \
         watertight bench /mnt/data\n  \
         watertight bench --slice 200ms --json /mnt/data\n\n\
-        Volume and store take turns; each work ends with its data durable. Reads are of a file that was just written: as \
-        programs do, they have the kernel's page cache. It has 64 MiB, or as much as is durable within a part of a slice: on a slow or limited \
-        volume there is less data, which the table says, and not more time. In each of both a directory `.watertight-bench.…` is used, and removed.")]
+        Volume and store take turns; each workload ends with its data durable. Reads are of a file that was just written: like other \
+        programs, they have the kernel's page cache. The file has 64 MiB, or as much as is durable within a part of a slice: a slow or limited \
+        volume gets less data, which the table says, and not more time. In both a directory `.watertight-bench.…` is made, and removed.")]
     Bench(BenchArgs),
 
     /// Limit what a cgroup may read from a volume's store and write to it.
     #[command(
         override_usage = "watertight limit <CGROUP> <VOLUME> <LIMIT>...\n       watertight limit --show [--json] [CGROUP] <VOLUME>",
         after_help = "Limits: rbps, wbps (bytes a second), riops, wiops (operations a second): a number that may end in K, M or G, or \
-            max; dirty_max: bytes that wait to be written; sync_isolation=1: syncs of the cgroup cover only what it and those below it wrote.\n\n\
+            max; dirty_max: bytes that wait to be written; sync_isolation=1: syncs of the cgroup cover only what it and the cgroups below it wrote.\n\n\
             Examples:\n  \
             watertight limit /customers/a /mnt/data wbps=1M wiops=100\n  \
             watertight limit /customers/a /mnt/data wbps=max\n  \
@@ -280,8 +280,8 @@ pub struct MountArgs {
 /// Whose volumes are meant.
 #[derive(Debug, Default, Clone, Copy, Args)]
 pub struct Users {
-    /// Root only: the volumes of all users, whose runtime directories are read and whose processes
-    /// are asked. Without it only this user's own.
+    /// Root only: the volumes of all users; their runtime directories are read and their processes
+    /// asked. Without it: only this user's own.
     #[arg(long)]
     pub all_users: bool,
 }
@@ -291,10 +291,10 @@ pub struct Users {
 pub struct UmountArgs {
     /// The mountpoint (or the volume's id).
     pub path: OsString,
-    /// Take the path away although it is held; the data follows.
+    /// Remove the path although processes hold it; the data is written afterwards.
     #[arg(short = 'l', long, conflicts_with = "force")]
     pub lazy: bool,
-    /// Give up at once what is not written; who waits gets an error.
+    /// Give up at once the data that is not written; callers that wait get an error.
     #[arg(short = 'f', long)]
     pub force: bool,
     /// Whose volumes are meant.
@@ -343,7 +343,7 @@ pub struct CloneArgs {
     pub volume: OsString,
     /// An empty directory: the second mountpoint.
     pub new: PathBuf,
-    /// What is attached or detached in one: is it in the other?
+    /// Whether what is attached or detached in one mountpoint is so in the other.
     #[arg(long, value_enum, default_value_t = Propagation::Shared)]
     pub propagation: Propagation,
 }
@@ -390,18 +390,18 @@ pub struct KernelSideArgs {
 /// `status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     pub json: bool,
-    /// For Prometheus, in its text format: what `GET /metrics` of each mount process says.
+    /// Print metrics in Prometheus' text format: what `GET /metrics` of each mount process returns.
     #[arg(long, conflicts_with = "json")]
     pub metrics: bool,
-    /// Write the metrics to this file, in one step: who reads it sees all of the old ones or all of
-    /// the new ones. For the textfile collector of Prometheus' node exporter.
+    /// Replace this file atomically by the metrics: a reader sees all of the old ones or all of the
+    /// new ones. For the textfile collector of Prometheus' node exporter.
     #[arg(long, value_name = "FILE", requires = "metrics", conflicts_with = "json")]
     pub output: Option<PathBuf>,
-    /// Also who holds each volume: processes and their files. Looking disturbs an unmount of that
-    /// moment.
+    /// Also show which processes hold each volume, and their files. The search disturbs an unmount
+    /// at the same moment.
     #[arg(long, conflicts_with = "metrics")]
     pub holders: bool,
     /// Only this volume: its mountpoint, store or id, or a file or directory in it.
@@ -414,16 +414,16 @@ pub struct StatusArgs {
 /// `events`.
 #[derive(Debug, Args)]
 pub struct EventsArgs {
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     pub json: bool,
-    /// End when what was kept is told.
+    /// End after the events that were kept.
     #[arg(long, visible_alias = "no-follow")]
     pub once: bool,
-    /// Go on as events come; this is the default.
+    /// Go on with new events; this is the default.
     #[arg(long, conflicts_with = "once")]
     pub follow: bool,
-    /// Only what comes after the event of this number.
+    /// Only events after the one with this number.
     #[arg(long, value_name = "NUMBER", default_value_t = 0, requires = "volume")]
     pub since: u64,
     /// Only this volume: its mountpoint, store or id.
@@ -436,7 +436,7 @@ pub struct EventsArgs {
 /// `top`.
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// How often to look; 10ms or more.
+    /// How often to refresh; 10ms or more.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub interval: Duration,
     /// Whose volumes are meant.
@@ -449,7 +449,7 @@ pub struct TopArgs {
 pub struct ServeArgs {
     /// The configuration file.
     pub config: Option<PathBuf>,
-    /// Say what is wrong with the file, and end.
+    /// Check the file, print what is wrong with it, and end.
     #[arg(long)]
     pub check: bool,
     /// Print an example with explanations, and end.
@@ -470,11 +470,10 @@ impl ServeArgs {
 pub struct WaitArgs {
     /// The volume: its mountpoint, store or id.
     pub volume: OsString,
-    /// Give up after so many seconds (or 500ms, 2m); without it, never.
+    /// Stop waiting after so many seconds (or 500ms, 2m); without it, never.
     #[arg(long, value_name = "S", value_parser = parse_duration, allow_hyphen_values = true)]
     pub timeout: Option<Duration>,
-    /// And forget how it ended, once it has: `status` and the metrics tell no more of what was
-    /// lost.
+    /// Then forget how the volume ended: `status` and the metrics no longer report what was lost.
     #[arg(long)]
     pub forget: bool,
     /// Whose volumes are meant.
@@ -485,17 +484,17 @@ pub struct WaitArgs {
 /// `man-pages`.
 #[derive(Debug, Args)]
 pub struct ManPagesArgs {
-    /// Where to; a directory that exists.
+    /// The directory for the pages; it has to exist.
     pub directory: PathBuf,
 }
 
 /// `install-helpers`.
 #[derive(Debug, Args)]
 pub struct InstallHelpersArgs {
-    /// Where to; mount(8) looks in /sbin (and /sbin/fs.d, /sbin/fs).
+    /// The directory for the links; mount(8) searches /sbin (and /sbin/fs.d, /sbin/fs).
     #[arg(long, default_value = "/sbin")]
     pub directory: PathBuf,
-    /// Take them away again.
+    /// Remove the links.
     #[arg(long)]
     pub remove: bool,
 }
@@ -505,14 +504,14 @@ pub struct InstallHelpersArgs {
 pub struct BenchArgs {
     /// The mountpoint, a path inside it, the store, or the volume's id.
     pub path: OsString,
-    /// How long each of its 28 slices takes.
+    /// How long each of the 28 slices takes.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub slice: Duration,
-    /// How much longer than that may take before the volume or the store is given up, which its row
-    /// says; then the exit code is 1.
+    /// How much longer a slice may take before the bench gives up on the volume or the store; its
+    /// row then says so, and the exit code is 1.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     pub patience: Duration,
-    /// For programs: also how many operations, p50, p95 and max.
+    /// Print JSON, for programs: also the number of operations, p50, p95 and max.
     #[arg(long)]
     pub json: bool,
 }

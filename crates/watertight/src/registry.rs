@@ -111,7 +111,7 @@ impl RuntimeDir {
         let uid = rustix::process::geteuid().as_raw();
         let own = users::own_paths(uid).into_iter().filter_map(|path| {
             let open = OpenDir::own(&path, uid);
-            let open = open.inspect_err(|reason| tracing::warn!(reason, "a runtime directory is not used"));
+            let open = open.inspect_err(|reason| tracing::warn!(reason, "ignoring a runtime directory"));
             open.ok().flatten().map(|open| Self { path, uid, open })
         });
         let foreign = includes_all_users().then(|| users::foreign_dirs(uid)).into_iter().flatten();
@@ -181,7 +181,7 @@ impl RuntimeDir {
             }
         }
         if !is_all {
-            tracing::warn!(path = %self.path.shown().exact(), "there is too much in a user's runtime directory: not all is shown");
+            tracing::warn!(path = %self.path.shown().exact(), "a user's runtime directory has too many records: not all volumes are shown");
         }
         found
     }
@@ -335,7 +335,10 @@ impl RuntimeDir {
     /// Those of removing a file.
     pub fn forget(&self, id: &VolumeId) -> io::Result<()> {
         if self.is_foreign() {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "its record is another user's"));
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "its record belongs to another user",
+            ));
         }
         fs::remove_file(self.record(id))
     }
@@ -349,7 +352,7 @@ impl RuntimeDir {
     fn read_measured(&self, id: &VolumeId) -> Option<(Record, u64)> {
         let text = self.open.read(&format!("{id}.json"), RECORD_BYTES_MAX)?;
         let record = Record::parse(&text, id);
-        let record = record.inspect_err(|error| tracing::debug!(%id, %error, "a record is left out"));
+        let record = record.inspect_err(|error| tracing::debug!(%id, %error, "ignoring a record"));
         Some((record.ok()?, text.len() as u64))
     }
 

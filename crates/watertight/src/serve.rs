@@ -75,13 +75,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     if args.check {
         config.look().map_err(|wrong| Problem::usage(format!("{}:{wrong}", path.shown())))?;
         let volumes = units::count(config.volumes.len() as u64, "volume", "volumes");
-        console().print(&format!("{}: {volumes}, nothing is wrong", path.shown()));
+        console().print(&format!("{}: {volumes}, no errors", path.shown()));
         return Ok(());
     }
     let (sender, events) = channel();
     let on_signal = sender.clone();
     signals::watch(move |name| on_signal.send(ServeEvent::Signal(name)).is_ok())
-        .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
+        .map_err(|error| Problem::failure(format!("cannot handle signals: {error}")))?;
     let mut served = ServeLoop {
         path: path.clone(),
         volumes: BTreeMap::new(),
@@ -244,7 +244,7 @@ impl ServeLoop {
                 MountState::Runs(_, true) | MountState::Leaves(_) => return None,
                 MountState::Runs(_, false) => "is being mounted",
                 MountState::Unmounted => "was unmounted; a reload mounts it again",
-                MountState::Rests(_) => volume.failed.as_deref().unwrap_or("is mounted in a moment"),
+                MountState::Rests(_) => volume.failed.as_deref().unwrap_or("is mounted again soon"),
             };
             Some(volume.config.missing(why))
         });

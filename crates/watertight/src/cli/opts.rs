@@ -108,34 +108,34 @@ const THREADS_MAX: usize = 1024;
 
 /// Every option, for the help and for the error about an unknown one.
 pub const VALID: &[(&str, &str)] = &[
-    ("ro", "nothing can be changed"),
-    ("rw", "refuse to mount a store that cannot be written"),
+    ("ro", "mount read-only"),
+    ("rw", "refuse to mount a store that is read-only"),
     ("cache=SIZE", "bound on the memory that holds file data [a sixteenth of the host's, 64M to 1G]"),
     ("mode=MODE", "write-through [default], or kernel-writeback: faster small writes"),
     ("type=TYPE", "fuseblk (umount(2) itself waits), fuse, or auto [default]"),
-    ("allow_other", "let other users in, as root's mounts do; or noallow_other"),
+    ("allow_other", "let other users access the mount, as root's mounts do; or noallow_other"),
     ("flushers=N", "threads that write data back [3]"),
-    (
-        "threads=N",
-        "requests that may be under way, each with a thread [by memory and descriptors, 256 to 1024]",
-    ),
-    ("uring=WHEN", "talk to the kernel over io_uring: auto [default] where the host's switch is on, on, off"),
-    ("idle_sched=WHEN", "over io_uring, serve a lone client in the class SCHED_IDLE: on [default], off"),
+    ("threads=N", "most requests under way, each with a thread [by memory and descriptors, 256 to 1024]"),
+    ("uring=WHEN", "FUSE over io_uring: on, off, or auto [default]: where the host's switch is on"),
+    ("idle_sched=WHEN", "over io_uring, serve a single client in the class SCHED_IDLE: on [default], off"),
     ("dirty_after=TIME", "write data back when it is this old [5s]"),
     ("dirty_max=SIZE", "each cgroup's bound on data that is not on the store [its share of the cache]"),
     ("flush_on_close", "close(2) waits until the store has the file's data, and reports errors"),
-    ("drain_timeout=TIME", "an unmount gives up after so long without progress [60s]"),
-    ("cgroup=TREE", "whose cgroups tell tenants apart: v2, a v1 controller's name, off, or auto [default]"),
+    ("drain_timeout=TIME", "an unmount gives up after this long without progress [60s]"),
+    (
+        "cgroup=TREE",
+        "the hierarchy whose cgroups tell tenants apart: v2, a v1 controller's name, off, or auto [default]",
+    ),
     (
         "sync_policy=POLICY",
-        "a sync writes what others wrote at full speed: boost [default]; at their limits: vanilla; or leaves it: isolated",
+        "a sync writes other cgroups' data at full speed: boost [default]; at their limits: vanilla; or not at all: isolated",
     ),
     (
         "limit=CGROUP:LIMIT[:LIMIT]",
-        "as `watertight limit` does: limit=/customers/a:wbps=1M:sync_isolation=1; may be given several times",
+        "as `watertight limit`: limit=/customers/a:wbps=1M:sync_isolation=1; may be given several times",
     ),
-    ("stall_after=TIME", "a store that does not answer a call for so long is called stalled [5s]"),
-    ("suid", "set-id bits and capabilities of its programs count: nosuid is the default; root only"),
+    ("stall_after=TIME", "a store that does not answer a call for this long is stalled [5s]"),
+    ("suid", "set-id bits and capabilities of its programs take effect: nosuid is the default; root only"),
     ("dev", "its devices can be opened: nodev is the default; root only"),
     ("allow_suid, allow_dev", "suid and dev for mount(8) and fstab, which keep those two for themselves"),
     ("noexec, noatime, ...", "also nosymfollow, nosuid, nodev: as in mount(8)"),
@@ -165,7 +165,7 @@ watertight attach /srv/project /mnt/data/project\n  \
 watertight attach -o ro,cache=64M dir:/srv/archive /mnt/data/archive\n  \
 watertight attach /mnt/data/project/docs /mnt/data/docs\n\n\
 The last one shows a directory of the mountpoint in a second place.\n\
-Who looks at the directory sees the volume when the command returns. Attached volumes end with the mountpoint.";
+When the command returns, every process sees the volume in the directory. Attached volumes end with the mountpoint.";
 
 /// Options that are of a mountpoint, and not of a volume.
 const OF_THE_MOUNTPOINT: [&str; 16] = [
@@ -199,7 +199,7 @@ pub fn mount_help() -> String {
          watertight mount /srv/data /mnt/data\n  \
          watertight mount -d -o cache=1G,ro dir:/srv/data /mnt/data\n  \
          watertight mount mem: /mnt/scratch\n\n\
-         Ctrl-C or SIGTERM unmounts with all data written; the second says how much is left, the third gives it up.\n\
+         Ctrl-C or SIGTERM writes all data and unmounts; a second one prints how much is left, a third gives it up.\n\
          Exit codes: 0 unmounted with everything on the store, 1 failed or data was lost, 2 bad input.",
     );
     text
@@ -406,12 +406,12 @@ mod tests {
             ("cahce=1G", "did you mean cache=SIZE?"),
             ("ro=1", "no mount option ro=1"),
             ("cache", "cache=…"),
-            ("cache=lots", "`lots` is no size"),
+            ("cache=lots", "`lots` is not a size"),
             ("cache=1K", "at least 4M"),
             ("mode=fast", "write-through or kernel-writeback"),
             ("type=nfs", "auto, fuseblk or fuse"),
             ("flushers=0", "from 1 to 64"),
-            ("drain_timeout=soon", "no duration"),
+            ("drain_timeout=soon", "is not a duration"),
             ("stall_after=0", "more than 0"),
             ("dirty_max=1000", "at least 1M"),
             ("sync_policy=fast", "boost, vanilla or isolated"),

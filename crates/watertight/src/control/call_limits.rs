@@ -207,8 +207,13 @@ impl CallLimits {
             let permits = tables.of(scope, bound);
             let permit = Arc::clone(&permits.callers).try_acquire_owned();
             let permit = permit.map_err(|_| match kind {
-                CallKind::Events => format!("{} callers{words} listen to events already", bound.callers),
-                _ => format!("{} such calls{words} are under way already", bound.callers),
+                CallKind::Events => {
+                    format!("{} callers{words} read events already, which is the limit", bound.callers)
+                }
+                _ => format!(
+                    "{} calls of this kind{words} are under way already, which is the limit",
+                    bound.callers
+                ),
             })?;
             callers.push((Arc::clone(&permits), permit));
             Ok::<_, String>(permits)
@@ -353,7 +358,7 @@ mod tests {
         let held: Vec<CallPermit> = (0..192).map(|n| listen(1, n, OWNER).unwrap()).collect();
         assert!(listen(1, 500, OWNER).is_err());
         let more: Vec<CallPermit> = (0..108).map(|n| listen(2, n, OWNER).unwrap()).collect();
-        assert!(listen(2, 500, OWNER).unwrap_err().starts_with("300 callers of this user listen"));
+        assert!(listen(2, 500, OWNER).unwrap_err().starts_with("300 callers of this user read events"));
         assert!(listen(2, 500, 0).is_ok());
         drop((held, more));
         assert!(listen(2, 500, OWNER).is_ok());
@@ -365,7 +370,7 @@ mod tests {
         let bounds = BOUNDS[CallKind::Wait as usize];
         let wait = |n: usize| admit(&call_limits, CallKind::Wait, (number(n), number(n % 2)), &n.to_string());
         let held: Vec<CallPermit> = (0..bounds.all.callers).map(|n| wait(n).unwrap()).collect();
-        assert!(wait(bounds.all.callers).unwrap_err().starts_with("256 such calls are"));
+        assert!(wait(bounds.all.callers).unwrap_err().starts_with("256 calls of this kind are"));
         drop(held);
         assert!(wait(0).is_ok());
         assert_eq!(call_limits.kinds[CallKind::Wait as usize].tables.0.lock().len(), 4);

@@ -31,16 +31,18 @@ type Figure = (&'static str, MetricKind, &'static str, fn(&Status) -> u64);
 const FIGURES: [Figure; 27] = {
     use MetricKind::{Counter, Gauge};
     [
-        ("read_only", Gauge, "1 where nothing can be changed.", |v| v.read_only.into()),
-        ("dirty_bytes", Gauge, "Written by programs and not on the store.", |v| v.dirty_bytes),
+        ("read_only", Gauge, "1 where the volume is read-only.", |v| v.read_only.into()),
+        ("dirty_bytes", Gauge, "Bytes that programs have written and that are not on the store.", |v| {
+            v.dirty_bytes
+        }),
         ("to_write_bytes", Gauge, "Of the dirty bytes, those that wait to be written.", |v| v.to_write_bytes),
         ("writeback_bytes", Gauge, "Of the dirty bytes, those on their way to the store.", |v| {
             v.writeback_bytes
         }),
         ("dirty_files", Gauge, "Files with data that is not on the store.", |v| v.dirty_files),
-        ("cached_bytes", Gauge, "Held in the cache, clean or dirty.", |v| v.cached_bytes),
-        ("cache_limit_bytes", Gauge, "The cache's bound.", |v| v.cache_bytes_max),
-        ("written_bytes_total", Counter, "Written to the store.", |v| v.written_bytes),
+        ("cached_bytes", Gauge, "Bytes in the cache, clean or dirty.", |v| v.cached_bytes),
+        ("cache_limit_bytes", Gauge, "The most bytes that the cache may hold.", |v| v.cache_bytes_max),
+        ("written_bytes_total", Counter, "Bytes written to the store.", |v| v.written_bytes),
         ("writeback_errors_total", Counter, "Attempts to write a file to the store that failed.", |v| {
             v.writeback_errors
         }),
@@ -49,12 +51,12 @@ const FIGURES: [Figure; 27] = {
         }),
         ("failing_bytes", Gauge, "Bytes of the files that could not be written.", |v| v.failing_bytes),
         ("writer_waits_total", Counter, "Writes that had to wait for room in the cache.", |v| v.writer_waits),
-        ("switches_in_flight", Gauge, "Inodes that are changing their owners.", |v| v.switches_in_flight),
-        ("switched_inodes_total", Counter, "Inodes that have changed their owners.", |v| v.switched_inodes),
+        ("switches_in_flight", Gauge, "Inodes that are changing their cgroup.", |v| v.switches_in_flight),
+        ("switched_inodes_total", Counter, "Inodes that have changed their cgroup.", |v| v.switched_inodes),
         (
             "switch_drains_total",
             Counter,
-            "Waits of an unmount for inodes that were changing their owners.",
+            "Waits of an unmount for inodes that were changing their cgroup.",
             |v| v.drains,
         ),
         ("stalls_total", Counter, "How often the store did not answer a call in time.", |v| v.stalls),
@@ -69,7 +71,7 @@ const FIGURES: [Figure; 27] = {
         ("request_panics_total", Counter, "Requests ended by a defect of the program.", |v| {
             v.requests.panics
         }),
-        ("unknown_requests_total", Counter, "Messages of the kernel that are no known request.", |v| {
+        ("unknown_requests_total", Counter, "Messages of the kernel that are not a known request.", |v| {
             v.requests.unknown
         }),
         ("requests_under_way", Gauge, "Requests being handled.", |v| v.requests.under_way),
@@ -142,7 +144,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
     for v in down {
         page.sample_of(v.of, &[], 0);
     }
-    page.family("info", Gauge, "What a volume is; always 1.");
+    page.family("info", Gauge, "The volume's source, mount type, transport and mode, as labels; always 1.");
     for v in volumes {
         let labels = [
             ("source", v.source.as_str()),
@@ -161,7 +163,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
             page.states(v.of, state);
         }
     }
-    page.family("start_time_seconds", Gauge, "When it was mounted, since the epoch.");
+    page.family("start_time_seconds", Gauge, "When the volume was mounted, in seconds since the epoch.");
     page.samples(volumes, |v| Seconds(v.started_ms));
     page.family(
         "stalled_seconds",
@@ -175,7 +177,11 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
             page.sample(v, &[("kind", kind)], n);
         }
     }
-    page.family("switch_drain_seconds_total", Counter, "What these waits took.");
+    page.family(
+        "switch_drain_seconds_total",
+        Counter,
+        "Time that unmounts waited for inodes that were changing their cgroup.",
+    );
     page.samples(volumes, |v| Micros(v.drain_us));
     for (name, kind, help, figure) in CGROUP_FIGURES {
         page.family(name, kind, help);
@@ -186,11 +192,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
             }
         }
     }
-    page.family(
-        "cgroup_limit",
-        Gauge,
-        "What the cgroup may do: bytes or operations a second; dirty_max: bytes.",
-    );
+    page.family("cgroup_limit", Gauge, "The cgroup's limit: bytes or operations a second; dirty_max: bytes.");
     for v in volumes {
         for own in &v.limits {
             for (name, limit) in limits_of(own) {
@@ -201,7 +203,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
     page.family(
         "cgroup_owed_bytes",
         Gauge,
-        "Written ahead of the cgroup's limits, because somebody else waited for it.",
+        "Bytes written ahead of the cgroup's limits, because another cgroup waited for them.",
     );
     for v in volumes {
         for own in &v.limits {

@@ -94,7 +94,7 @@ pub fn say_if_silent(what: &str, client: &Client) -> Option<Status> {
     match &answer {
         Ok(_) | Err(CallError::Gone) => {}
         Err(error) => console().say(&format!(
-            "{what}: its process {} is waited for, which does not answer ({error}); `watertight umount --force` ends it",
+            "{what}: waiting for its process {}, which does not answer ({error}); `watertight umount --force` ends it",
             client.pid()
         )),
     }
@@ -116,7 +116,7 @@ pub fn during<T: Send>(what: &str, client: &Client, call: impl FnOnce() -> T + S
                 let Ok(status) = client.status() else { continue };
                 if let Some(stalled) = status.stalled.as_ref().filter(|_| !was_stalled) {
                     console().say(&format!(
-                        "{what}: {stalled}, and is waited for; {} to be written; `watertight umount --force` gives it up",
+                        "{what}: waiting: {stalled}; {} to be written; `watertight umount --force` gives that data up",
                         status.unwritten()
                     ));
                 }
@@ -144,9 +144,10 @@ pub fn waiting_for<T: Send>(what: &str, whom: &str, call: impl FnOnce() -> Resul
             let _done_when_dropped = done;
             span.in_scope(call)
         });
-        let caller = caller.map_err(|error| Problem::failure(format!("{what}: no thread: {error}")))?;
+        let caller =
+            caller.map_err(|error| Problem::failure(format!("{what}: cannot start a thread: {error}")))?;
         if finished.recv_timeout(QUIET) == Err(RecvTimeoutError::Timeout) {
-            let text = format!("{what}: {whom} is waited for, which does not answer");
+            let text = format!("{what}: waiting for {whom}, which does not answer");
             if logging::has_all() {
                 tracing::warn!("{text}");
             } else {

@@ -95,7 +95,7 @@ pub(super) async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Resul
     let service = Arc::clone(&peer.service);
     let path = request.uri().path().to_owned();
     let Some(route) = ROUTES.iter().find(|route| route.path == path) else {
-        return Ok(refuse(StatusCode::NOT_FOUND, format!("there is no {path}")));
+        return Ok(refuse(StatusCode::NOT_FOUND, format!("there is no call {path}")));
     };
     if request.method() != route.method {
         let error = format!("{path} takes {}, not {}", route.method, request.method());
@@ -234,10 +234,10 @@ async fn body<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Stri
     let collect = Limited::new(request.into_body(), BODY_BYTES_MAX).collect();
     let body = tokio::time::timeout(READ_TIMEOUT, collect)
         .await
-        .map_err(|_| "the body did not come in time".to_owned())?
-        .map_err(|error| format!("the body cannot be read: {error}"))?;
+        .map_err(|_| "the request's body did not arrive in time".to_owned())?
+        .map_err(|error| format!("the request's body cannot be read: {error}"))?;
     serde_json::from_slice(&body.to_bytes())
-        .map_err(|error| format!("the body is not what it should be: {error}"))
+        .map_err(|error| format!("the request's body is invalid: {error}"))
 }
 
 fn refuse(status: StatusCode, error: String) -> Reply {

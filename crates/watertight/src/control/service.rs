@@ -11,7 +11,8 @@ use super::api::{
 use super::volume_id::VolumeId;
 
 /// The answer of a volume without a mountpoint of its own.
-const NO_MOUNTPOINT: &str = "this volume is attached to another one's mountpoint: ask that one";
+const NO_MOUNTPOINT: &str =
+    "this volume is attached inside another volume's mountpoint: call that volume's socket";
 
 /// The thing that is served: a mounted volume.
 pub trait Service: Send + Sync + 'static {

@@ -186,7 +186,8 @@ impl Attachments {
             }
             (None, Some(id), None) => {
                 let known = self.list.lock().of_id(id);
-                let one = known.ok_or_else(|| format!("there is no volume {id} here, or it has ended"))?;
+                let one =
+                    known.ok_or_else(|| format!("this mount process has no volume {id}, or it has ended"))?;
                 let joined = again::attach(&one, &request.options, (&mountpoint, &path));
                 if !joined.map_err(|p| p.to_string())? {
                     return Err(again::is_ending(&one));
@@ -458,8 +459,8 @@ fn has_descriptors() -> Result<(), Problem> {
         return Ok(());
     }
     Err(Problem::failure(format!(
-        "{} of the mount process's {} descriptors are in use: no more volumes can be attached here; give it more \
-         (LimitNOFILE= of its unit, `ulimit -Hn`), or use another mountpoint",
+        "{} of the mount process's {} descriptors are in use: no more volumes can be attached here; raise the \
+         limit (LimitNOFILE= of its unit, `ulimit -Hn`), or use another mountpoint",
         used.open_fds, used.max_fds
     )))
 }
@@ -471,5 +472,5 @@ fn inside(path: &str) -> Result<PathBuf, String> {
     if is_plain && !path.as_os_str().is_empty() {
         return Ok(path);
     }
-    Err(format!("`{}` is no path below the mountpoint: give one without `..`, relative to it", path.shown()))
+    Err(format!("`{}` is not a path below the mountpoint: give a relative one without `..`", path.shown()))
 }

@@ -81,7 +81,7 @@ pub fn start(arguments: impl IntoIterator<Item = OsString>, tells: bool) -> Resu
 /// When the parent does not wait any more.
 pub fn leave_session() -> Result<()> {
     if let Err(error) = rustix::process::setsid() {
-        tracing::debug!(%error, "no session of its own");
+        tracing::debug!(%error, "cannot start a session");
     }
     end_with_parent(Some(Signal::TERM));
     // Gone before that, it has closed the pipe.
@@ -89,7 +89,7 @@ pub fn leave_session() -> Result<()> {
     let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
     match poll(&mut fds, Some(&Timespec::default())) {
         Ok(_) if fds[0].revents().contains(PollFlags::ERR) => {
-            Err(Problem::failure("whoever waited for the background process is gone"))
+            Err(Problem::failure("the process that waited for the background process is gone"))
         }
         _ => Ok(()),
     }
@@ -102,7 +102,7 @@ pub fn outlive_parent() {
 
 fn end_with_parent(by: Option<Signal>) {
     if let Err(error) = rustix::process::set_parent_process_death_signal(by) {
-        tracing::debug!(%error, "it does not end with its parent");
+        tracing::debug!(%error, "cannot have the kernel end the process with its parent");
     }
 }
 
@@ -138,5 +138,5 @@ pub fn detach_output(log: Option<File>) -> Result<()> {
         env::set_current_dir("/")
     };
     detach_output()
-        .map_err(|error: std::io::Error| Problem::failure(format!("going to the background: {error}")))
+        .map_err(|error: std::io::Error| Problem::failure(format!("cannot go to the background: {error}")))
 }

@@ -62,8 +62,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         phase.end_process(&farewell);
         signal_sender.send(SupervisorEvent::Signal(name)).is_ok()
     };
-    signals::watch(on_signal)
-        .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
+    signals::watch(on_signal).map_err(|error| Problem::failure(format!("cannot handle signals: {error}")))?;
     let what = format!("mounting {}", args.mountpoint.shown());
     let (from, to) = (format!("the store {}", args.source.shown()), args.mountpoint.shown().to_string());
     let source = progress::waiting_for(&what, &from, || checks::source(&args.source))?;
@@ -152,7 +151,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let closing = volume::abort::closing() as u64;
     if closing > 0 {
         let stores = units::count(closing, "store that was given up", "stores that were given up");
-        tracing::warn!(volume = %mountpoint.shown().exact(), "{stores}: files are still being closed, for which this process does not wait");
+        tracing::warn!(volume = %mountpoint.shown().exact(), "{stores}: files are still being closed; this process does not wait for that");
     }
     supervisor::outcome(source.spec.shown(), &Name::of(&mountpoint), &ended).map(|()| ExitCode::SUCCESS)
 }
@@ -266,13 +265,13 @@ fn serve(
         .name("session".to_owned())
         .spawn(body)
         .map(drop)
-        .map_err(|error| Problem::failure(format!("no thread to serve with: {error}")))
+        .map_err(|error| Problem::failure(format!("cannot start the serving thread: {error}")))
 }
 
 /// The effect of `-o suid` and `-o dev` on this host, in a line.
 fn privileges_note(privileges: &[Name]) -> String {
     let means = |name: &Name| match name.as_str() {
-        "suid" => "set-id bits and capabilities of its programs count on this host",
+        "suid" => "set-id bits and capabilities of its programs take effect on this host",
         _ => "its devices can be opened on this host",
     };
     format!(

@@ -132,7 +132,7 @@ impl Supervisor {
     pub fn finish(self, ended: &Ended, mut registration: Registration, server: Server) {
         if let Err(problem) = registration.finish(ended.clone()) {
             let volume = self.mounted.volume.name();
-            tracing::error!(volume, %problem, "how the volume ended could not be written down");
+            tracing::error!(volume, %problem, "cannot record how the volume ended");
         }
         self.mounted.end(ended.clone());
         server.finish();
@@ -188,8 +188,10 @@ impl Supervisor {
                 None
             }
             2 => {
-                let still =
-                    format!("{name}: still writing, {} left; once more to give it up", left.unwritten());
+                let still = format!(
+                    "{name}: still writing, {} left; send it once more to give that data up",
+                    left.unwritten()
+                );
                 say(self.mounted.volume.name(), Colour::Yellow, &still);
                 None
             }
@@ -221,7 +223,7 @@ impl Supervisor {
             Ok(Outcome::Held(holders)) => {
                 let path = self.mounted.info.mount.mountpoint.shown();
                 let holders = holders.lines().join("\n  ");
-                let then = "its path goes now; its data is written, then it is gone for them too";
+                let then = "its path is removed now; when its data is written, these processes lose it too";
                 let text = format!("{path} is held by\n  {holders}\n{then}");
                 say(self.mounted.volume.name(), Colour::Yellow, &text);
                 self.held = true;
@@ -247,7 +249,7 @@ impl Supervisor {
             let (volume, id) = (mounted.volume.name(), &mounted.info.id);
             let _step = tracing::info_span!("detach", volume, %id, flush).entered();
             if flush && let Err(problem) = flush_unless_stalled(&mounted) {
-                tracing::warn!(%problem, "what the kernel holds of files that are open may be lost");
+                tracing::warn!(%problem, "data of open files that only the kernel has may be lost");
             }
             for mount in mounted.mounts() {
                 if let Err(problem) = call(AgentRequest::Detach, &mount) {
@@ -361,7 +363,7 @@ impl Supervisor {
             }
         }
         if !detached {
-            tracing::warn!("the kernel has not taken the mount away yet");
+            tracing::warn!("the kernel has not removed the mount yet");
         }
         let mut ended = match report {
             Some(report) => ended_with(&report),
@@ -424,9 +426,10 @@ impl Supervisor {
             let _supervisor_has_left = sender.send(work());
         });
         if let Err(error) = spawned {
-            tracing::error!(volume = self.mounted.volume.name(), %error, name, "no thread");
-            let _own_queue =
-                self.sender.send(SupervisorEvent::GiveUp(format!("for want of a thread: {error}")));
+            tracing::error!(volume = self.mounted.volume.name(), %error, name, "cannot start a thread");
+            let _own_queue = self
+                .sender
+                .send(SupervisorEvent::GiveUp(format!("because no thread could be started: {error}")));
         }
     }
 
@@ -477,7 +480,7 @@ impl Supervisor {
 fn flush_unless_stalled(mounted: &Arc<MountedVolume>) -> Result<()> {
     let mount = mounted.mount_now();
     let done = spawn_for_result("flush", move || call(AgentRequest::Flush, &mount))
-        .map_err(|error| Problem::failure(format!("no thread: {error}")))?;
+        .map_err(|error| Problem::failure(format!("cannot start a thread: {error}")))?;
     let half = mounted.info.drain_timeout / 2;
     loop {
         match done.recv_timeout(FLUSH_LOOK) {
@@ -486,7 +489,9 @@ fn flush_unless_stalled(mounted: &Arc<MountedVolume>) -> Result<()> {
             Ok(Err(_)) if mounted.attachments.is_any_stalled() => return Ok(()),
             Ok(flushed) => return flushed.map(drop),
             Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return Err(Problem::failure("it could not be asked")),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Problem::failure("the call ended without a result"));
+            }
         }
         let hangs = |then| mounted.volume.has_call_since(then) || mounted.attachments.has_call_since(then);
         if Instant::now().checked_sub(half).is_some_and(hangs) {

@@ -43,7 +43,7 @@ use crate::term::shown::Show as _;
 pub const NO_SYNCFS: &str = "sync(2) and syncfs(2) return before the data is durable, since the kernel does not pass them on for this mount; fsync(2) and `watertight sync` wait";
 
 /// The note for a kernel before 6.18.
-pub const NO_CALLERS: &str = "sync(2) and syncfs(2) wait for everybody's data, since the kernel does not say who calls; by cgroup it is `watertight sync`";
+pub const NO_CALLERS: &str = "sync(2) and syncfs(2) wait for the data of all cgroups, since the kernel does not name the caller; `watertight sync` goes by its caller's cgroup";
 
 /// How long a mount waits for the first syncfs(2) of it, at most: on a host that has no processor
 /// for the helper, its call comes late.
@@ -110,7 +110,7 @@ static AGENT: Mutex<Option<Arc<MountAgent>>> = Mutex::new(None);
 /// # Errors
 /// When the host gives no process.
 pub fn start() -> Result<()> {
-    let failed = |error| Problem::failure(format!("no process to ask the kernel with: {error}"));
+    let failed = |error| Problem::failure(format!("cannot start the umount helper process: {error}"));
     *AGENT.lock() = Some(MountAgent::start().map_err(failed)?);
     Ok(())
 }
@@ -143,7 +143,7 @@ pub fn try_syncfs(mount: &Mount, has_seen: impl Fn() -> bool) {
                 break;
             }
         }
-        Err(error) => tracing::debug!(%error, "no thread to call syncfs(2)"),
+        Err(error) => tracing::debug!(%error, "cannot start a thread that calls syncfs(2)"),
     }
 }
 
@@ -160,13 +160,11 @@ fn call_with(what: AgentRequest, mount: &Mount, clone: Option<(&OsStr, &Path)>) 
     if let Some(result) = agent.and_then(|agent| agent.call(what, mount, clone)) {
         return result.map_err(Problem::failure);
     }
-    tracing::warn!("the process that asks the kernel has ended; there is another one now");
+    tracing::warn!("the umount helper process has ended; starting another one");
     start()?;
     let agent = AGENT.lock().clone();
     let result = agent.and_then(|agent| agent.call(what, mount, clone));
-    result
-        .unwrap_or_else(|| Err("the process that asks the kernel has ended".to_owned()))
-        .map_err(Problem::failure)
+    result.unwrap_or_else(|| Err("the umount helper process has ended".to_owned())).map_err(Problem::failure)
 }
 
 impl MountAgent {
@@ -234,8 +232,7 @@ pub fn run(probe: Option<&Path>) -> Result<()> {
         return Ok(());
     }
     // A signal that ends a mount process ends this one later, by its pipe.
-    signals::watch(|_| true)
-        .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
+    signals::watch(|_| true).map_err(|error| Problem::failure(format!("cannot handle signals: {error}")))?;
     for line in io::stdin().lock().lines().map_while(io::Result::ok) {
         let Ok(request) = serde_json::from_str::<RequestLine>(&line) else { continue };
         // Each on a thread of its own: they wait for the mount process, and it may ask more
@@ -275,7 +272,7 @@ fn execute(request: &RequestLine) -> Result<Outcome> {
 
 fn show_clone(mount: &Mount, request: &RequestLine) -> Result<()> {
     let Some((name, target)) = request.clone.clone() else {
-        return Err(Problem::failure("which clone, and where?"));
+        return Err(Problem::failure("the request names no clone and no target"));
     };
     let (name, target) = (OsString::from_vec(name), PathBuf::from(OsString::from_vec(target)));
     fuse::mount::show(&mount.mountpoint, &name, &target)

@@ -18,7 +18,7 @@ pub fn notify(state: &str) {
     };
     let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
     if let Err(error) = sent {
-        tracing::warn!(%error, socket = %path.shown(), "the service manager was not told");
+        tracing::warn!(%error, socket = %path.shown(), "the service manager was not notified");
     }
 }
 

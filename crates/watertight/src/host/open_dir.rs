@@ -150,7 +150,7 @@ impl OpenDir {
     /// invalid data.
     pub(crate) fn socket(&self, name: &str) -> io::Result<SocketFile> {
         let is_none =
-            || io::Error::new(io::ErrorKind::InvalidData, "it is no socket of the directory's owner");
+            || io::Error::new(io::ErrorKind::InvalidData, "it is not a socket of the directory's owner");
         let (fd, meta) = self.open(name, OFlags::PATH).map_err(|error| match error {
             Errno::LOOP | Errno::XDEV => is_none(),
             error => error.into(),

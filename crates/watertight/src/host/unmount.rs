@@ -115,7 +115,7 @@ pub fn force(mount: &Mount) -> Result<()> {
     let abort = mount.connection_dir().join("abort");
     let mut flags = UnmountFlags::DETACH;
     if let Err(error) = fs::write(&abort, "1") {
-        tracing::debug!(path = %abort.shown(), %error, "the connection was not aborted by way of sysfs");
+        tracing::debug!(path = %abort.shown(), %error, "cannot abort the connection through sysfs");
         flags |= UnmountFlags::FORCE;
     }
     attempt(mount, flags).map(drop)
@@ -160,7 +160,7 @@ impl Pinned {
     /// Follows no link: the table of mounts has none in its paths.
     fn new(mount: &Mount) -> Result<Self, String> {
         let (Some(parent), Some(name)) = (mount.mountpoint.parent(), mount.mountpoint.file_name()) else {
-            return Err("it has no directory".to_owned());
+            return Err("its path has no parent directory".to_owned());
         };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = openat2(CWD, parent, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
@@ -169,7 +169,7 @@ impl Pinned {
         let look = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
         let stat = statx(&dir, name, look, StatxFlags::MNT_ID).map_err(|error| error.to_string())?;
         if stat.stx_mask & StatxFlags::MNT_ID.bits() != 0 && stat.stx_mnt_id != mount.id {
-            return Err("its path leads elsewhere by now".to_owned());
+            return Err("its path leads to another mount by now".to_owned());
         }
         Ok(Self { dir, name: name.to_owned() })
     }
@@ -255,7 +255,7 @@ impl Probe {
             .stderr(Stdio::null())
             .spawn();
         let mut child = ask
-            .inspect_err(|error| tracing::warn!(%error, "no process to ask a mount's server with"))
+            .inspect_err(|error| tracing::warn!(%error, "cannot start a process that asks a mount's server"))
             .ok()?;
         let said = child.stdout.take()?;
         Some(Self { child, said })

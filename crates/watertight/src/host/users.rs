@@ -14,7 +14,7 @@ static ALL_USERS: OnceLock<()> = OnceLock::new();
 pub fn include_all_users() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Err(Problem::usage(
-            "--all-users is root's: only a user and root may ask the user's processes",
+            "--all-users needs root: only a user and root may ask the user's processes",
         ));
     }
     ALL_USERS.get_or_init(|| ());

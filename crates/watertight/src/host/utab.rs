@@ -50,7 +50,7 @@ impl Entry {
         match fs::create_dir_all(DIR).and_then(|()| entry.change(Some(&line))) {
             Ok(()) => Some(entry),
             Err(error) => {
-                tracing::debug!(%error, "no entry in {DIR}/utab: umount(8) does not call the helper");
+                tracing::debug!(%error, "cannot add an entry to {DIR}/utab: umount(8) does not call the helper");
                 None
             }
         }
@@ -91,7 +91,7 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         if let Err(error) = self.change(None) {
-            tracing::debug!(%error, "an entry stays in {DIR}/utab");
+            tracing::debug!(%error, "cannot remove an entry from {DIR}/utab");
         }
     }
 }
@@ -108,7 +108,7 @@ fn lock(path: &Path) -> io::Result<File> {
             Err(error) => return Err(error.into()),
         }
     }
-    Err(io::Error::new(io::ErrorKind::WouldBlock, "somebody keeps the table locked"))
+    Err(io::Error::new(io::ErrorKind::WouldBlock, "another process keeps the table locked"))
 }
 
 /// The value of one field of an entry.

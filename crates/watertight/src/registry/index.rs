@@ -122,7 +122,7 @@ impl Index {
     /// Notes that a record stays only for a while.
     pub(super) fn add_ended(&self, id: &VolumeId, ms: u64) {
         if let Err(error) = make_in(&self.0.join("ended"), format!("{ms:020}-{id}").as_ref()) {
-            tracing::warn!(%error, %id, "the end of a volume is not noted");
+            tracing::warn!(%error, %id, "cannot add an ended volume to the index");
         }
     }
 

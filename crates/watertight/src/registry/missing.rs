@@ -36,7 +36,10 @@ impl MissingList {
         }
         match write(&missing) {
             Ok(written) => (self.written, self.told) = (Some(written), missing),
-            Err(error) => tracing::warn!(error, "`watertight status` does not know what is not mounted"),
+            Err(error) => tracing::warn!(
+                error,
+                "cannot record the volumes that are not mounted: `watertight status` does not show them"
+            ),
         }
     }
 }

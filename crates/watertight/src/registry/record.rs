@@ -47,13 +47,13 @@ pub enum NotARecord {
     #[error("it cannot be read: {0}")]
     Json(#[from] serde_json::Error),
     /// It is of another volume than its name.
-    #[error("it is of volume {0}, unlike its name")]
+    #[error("it describes volume {0}, unlike its name")]
     OtherVolume(VolumeId),
     /// A volume cannot be attached to itself.
     #[error("its volume is attached to itself")]
     AttachedToItself,
     /// A field that cannot be.
-    #[error("its {0} cannot be")]
+    #[error("its {0} is invalid")]
     Impossible(&'static str),
 }
 

@@ -98,7 +98,7 @@ impl Survey {
                     asking.silent.insert(client.pid());
                     self.silent.push((record.clone(), error.to_string()));
                 }
-                None => self.silent.push((record.clone(), "no thread to ask it with".to_owned())),
+                None => self.silent.push((record.clone(), "cannot start a thread that asks it".to_owned())),
             }
         }
     }
@@ -123,7 +123,7 @@ impl Asking<'_> {
             return Ok(told);
         }
         if told.first().is_none_or(|first| first.id != record.id) {
-            return Err(CallError::Io("it speaks of another volume".to_owned()));
+            return Err(CallError::Io("it answers for another volume".to_owned()));
         }
         for status in &mut told {
             (status.uid, status.pid) = (self.dir.uid(), client.pid());

@@ -66,7 +66,7 @@ impl RegisteredVolume {
         let record = self.record();
         if let Some(why) = &self.found.silent {
             return Problem::failure(format!(
-                "{}: its process ({}) cannot be asked: {why}; what is not written is not known",
+                "{}: its process ({}) cannot be asked: {why}; how much is not written is unknown",
                 record.mountpoint, record.pid
             ));
         }
@@ -273,7 +273,7 @@ pub fn not_to_be_asked(name: Shown<'_>, mount: &Mount) -> Problem {
     if rustix::process::geteuid().is_root() {
         let whose = mount.owner.map_or_else(|| "another user".to_owned(), |user| format!("user {user}"));
         return Problem::failure(format!(
-            "{name}: a volume of {whose} is mounted at {at}; root asks the user's process with --all-users"
+            "{name}: a volume of {whose} is mounted at {at}; with --all-users root asks the user's process"
         ));
     }
     Problem::failure(format!(

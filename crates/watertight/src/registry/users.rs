@@ -70,7 +70,7 @@ pub(super) fn foreign_dirs(own_uid: u32) -> Vec<(PathBuf, u32, OpenDir)> {
     all.filter_map(|(parent, name, uid)| {
         let path = parent.join(&name);
         let open = OpenDir::foreign(&parent, name.as_ref(), uid);
-        let open = open.inspect_err(|reason| tracing::warn!(reason, "a runtime directory is not used"));
+        let open = open.inspect_err(|reason| tracing::warn!(reason, "ignoring a runtime directory"));
         open.ok().flatten().map(|open| (path, uid, open))
     })
     .collect()

@@ -84,7 +84,7 @@ impl Child {
             // Ctrl-C is for the process that serves all.
             .process_group(0)
             .spawn()
-            .map_err(|error| Problem::failure(format!("no process: {error}")))?;
+            .map_err(|error| Problem::failure(format!("cannot start the mount process: {error}")))?;
         let pid = child.id();
         watch(move || {
             let mut line = String::new();
@@ -146,7 +146,7 @@ fn lost(pid: u32) -> String {
 
 fn watch(body: impl FnOnce() + Send + 'static) -> Result<()> {
     let thread = thread::Builder::new().name("volume".to_owned()).stack_size(STACK);
-    thread.spawn(body).map(drop).map_err(|error| Problem::failure(format!("no thread: {error}")))
+    thread.spawn(body).map(drop).map_err(|error| Problem::failure(format!("cannot start a thread: {error}")))
 }
 
 /// The volume, if it is mounted from its source.

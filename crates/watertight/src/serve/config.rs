@@ -153,7 +153,7 @@ impl Entry {
         if path.is_absolute() {
             return Ok((place, is_attached));
         }
-        Err((place.span(), format!("{key} {} is no absolute path: it has to begin with /", path.shown())))
+        Err((place.span(), format!("{key} {} is not an absolute path: it has to begin with /", path.shown())))
     }
 }
 
@@ -317,7 +317,7 @@ impl Config {
         for ((path, mountpoint), span) in inside.zip(attached) {
             let Some(around) = path.ancestors().skip(1).find(|dir| mountpoints.contains(*dir)) else {
                 let what = format!(
-                    "attach {} lies in no mountpoint of this file; give the volume that is mounted around it, with `mountpoint`",
+                    "attach {} is inside no mountpoint of this file; add the volume that is mounted around it, with `mountpoint`",
                     path.shown()
                 );
                 return Err(at(span, what));
@@ -328,7 +328,7 @@ impl Config {
             limit.add_to(text, &mut volumes)?;
         }
         if volumes.is_empty() {
-            let what = "there is no [[volume]] in it: whoever reads it again would unmount all; \
+            let what = "there is no [[volume]] in it: a reload would unmount every volume; \
                         `watertight serve --example` shows one";
             return Err(at(0..0, what.to_owned()));
         }
@@ -460,7 +460,7 @@ mod tests {
                 4,
                 "did you mean cache",
             ),
-            ("\n[defaults]\noptions = \"cache=lots\"\n", 3, "`lots` is no size"),
+            ("\n[defaults]\noptions = \"cache=lots\"\n", 3, "`lots` is not a size"),
             ("[[volume]]\nsource = 3\nmountpoint = \"/a\"\n", 2, "invalid type: integer"),
             (
                 "[[volume]]\nsource = \"mem:\"\nmountpoint = \"/a\"\n[[volume]]\nsource = \"x\"\nmountpoint = \"/a/\"\n",
@@ -485,7 +485,7 @@ mod tests {
                 4,
                 "`mountpoint`, or `attach`, and not both",
             ),
-            ("[[volume]]\nsource = \"mem:\"\nattach = \"/a/b\"\n", 3, "lies in no mountpoint of this file"),
+            ("[[volume]]\nsource = \"mem:\"\nattach = \"/a/b\"\n", 3, "is inside no mountpoint of this file"),
             ("[[volume]]\nsource = \"mem:\"\natach = \"/a/b\"\n", 3, "did you mean `attach`?"),
             (
                 "[[volume]]\nsource = \"mem:\"\nmountpoint = \"/a\"\ncahce = \"1G\"\n",
@@ -515,11 +515,15 @@ mod tests {
                 2,
                 "there is no kind of store ftp:",
             ),
-            ("[[volume]]\nsource = \"data\"\nmountpoint = \"/a\"\n", 2, "source data is no absolute path"),
+            (
+                "[[volume]]\nsource = \"data\"\nmountpoint = \"/a\"\n",
+                2,
+                "source data is not an absolute path",
+            ),
             (
                 "[[volume]]\nsource = \"fault:x,dir:d\"\nmountpoint = \"/a\"\n",
                 2,
-                "source d is no absolute path",
+                "source d is not an absolute path",
             ),
             ("[[volume]]\nsource = \"/a\"\nmountpoint = \"/a/\"\n", 2, "are the same directory"),
             ("[[volume]]\nsource = \"/a\"\nmountpoint = \"/a/b\"\n", 2, "lies inside the source"),

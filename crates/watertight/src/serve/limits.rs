@@ -46,12 +46,12 @@ impl VolumeLimits {
         let started = thread.spawn(move || {
             if let Err(why) = own.tell_now(&target::resolve(mountpoint.as_os_str())) {
                 let shown = mountpoint.shown();
-                tracing::error!(volume = %shown.exact(), "{shown}: limits are not as the file says until the next reload: {why}");
+                tracing::error!(volume = %shown.exact(), "{shown}: cannot set the limits of the file until the next reload: {why}");
             }
         });
         if let Err(error) = started {
             let shown = volume.place().shown();
-            tracing::error!(volume = %shown.exact(), "{shown}: limits were not changed: no thread: {error}");
+            tracing::error!(volume = %shown.exact(), "{shown}: cannot set the limits of the file: cannot start a thread: {error}");
         }
     }
 

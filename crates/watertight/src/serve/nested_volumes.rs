@@ -119,7 +119,7 @@ impl NestedVolumes {
         missing.map(|volume| {
             let is_there = self.mounted.contains(&volume.config.mountpoint);
             let why =
-                if is_there { "is not attached; the log says why" } else { "its mountpoint is not there" };
+                if is_there { "is not attached; the log says why" } else { "its mountpoint is not mounted" };
             volume.config.missing(why)
         })
     }
@@ -201,7 +201,7 @@ impl NestedVolumes {
         if !self.mounted.is_empty() && !self.volumes.is_empty() {
             let all = units::count(self.volumes.len() as u64, "volume", "volumes");
             tracing::info!(
-                "reading it again: of {all} inside mountpoints {} are attached or detached",
+                "reload: of {all} inside mountpoints, {} are to be attached or detached",
                 self.due.len()
             );
         }
@@ -330,7 +330,7 @@ impl NestedVolumes {
         };
         let made = thread::Builder::new().name("attach".to_owned()).stack_size(STACK).spawn(body);
         if let Err(error) = made {
-            let failed = Problem::failure(format!("no thread: {error}"));
+            let failed = Problem::failure(format!("cannot start a thread: {error}"));
             self.on_call_ended(
                 path,
                 if is_going { CallResult::Detached(Err(failed)) } else { CallResult::Attached(Err(failed)) },

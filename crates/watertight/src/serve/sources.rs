@@ -85,7 +85,7 @@ fn directory(source: &str) -> Result<Option<&Path>, String> {
     if Path::new(path).is_absolute() {
         return Ok(Some(Path::new(path)));
     }
-    Err(format!("source {} is no absolute path: it has to begin with /", path.shown()))
+    Err(format!("source {} is not an absolute path: it has to begin with /", path.shown()))
 }
 
 #[cfg(test)]

@@ -116,7 +116,7 @@ pub fn start(format: LogFormat, level: Option<&str>, default: &str) -> Result<()
             // logged.
             let word = level.split(',').map(str::trim).find(|part| !part.contains('=') && !is_level(part));
             if let Some(word) = word {
-                return Err(refused(format!("`{word}` is no level")));
+                return Err(refused(format!("`{word}` is not a level")));
             }
             EnvFilter::try_new(level).map_err(|error| refused(error.to_string()))?
         }

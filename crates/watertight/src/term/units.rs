@@ -9,7 +9,7 @@ use std::time::Duration;
 /// A sentence that describes a valid size.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong =
-        || format!("`{text}` is no size: give a number of bytes, or one with K, M, G or T, such as 256M");
+        || format!("`{text}` is not a size: give a number of bytes, or one with K, M, G or T, such as 256M");
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let number: u64 = number.parse().map_err(|_| wrong())?;
@@ -30,7 +30,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
 /// A sentence that describes a valid duration.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong =
-        || format!("`{text}` is no duration: give seconds, or a number with ms, s, m or h, such as 500ms");
+        || format!("`{text}` is not a duration: give seconds, or a number with ms, s, m or h, such as 500ms");
     let digits = text.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count();
     let (number, unit) = text.split_at(digits);
     let number: f64 = number.parse().map_err(|_| wrong())?;
@@ -115,7 +115,7 @@ mod tests {
             assert_eq!(parse_bytes(text), Ok(value), "{text}");
         }
         for text in ["", "M", "-1", "1.5G", "12Q", "99999999999999T", "1 M"] {
-            assert!(parse_bytes(text).unwrap_err().contains("is no size"), "{text}");
+            assert!(parse_bytes(text).unwrap_err().contains("is not a size"), "{text}");
         }
     }
 
@@ -127,7 +127,7 @@ mod tests {
             assert_eq!(parse_duration(text), Ok(Duration::from_millis(ms)), "{text}");
         }
         for text in ["", "s", "-1s", "1d", "1..2", "99999999999999999999999h"] {
-            assert!(parse_duration(text).unwrap_err().contains("is no duration"), "{text}");
+            assert!(parse_duration(text).unwrap_err().contains("is not a duration"), "{text}");
         }
     }
 

@@ -35,14 +35,16 @@ impl MountedPath {
         let shown = given.shown();
         let none = || {
             Problem::usage(format!(
-                "{shown} lies in no mounted volume of ours; `watertight status` lists the volumes"
+                "{shown} is not inside a mounted Watertight volume; `watertight status` lists the volumes"
             ))
         };
         let path = target::plain_path(given).ok_or_else(none)?;
         let (volume, mount) = target::mounted_around(&path).ok_or_else(none)?;
         let inside = path.strip_prefix(&mount.mountpoint).unwrap_or(Path::new(""));
         let Some(inside) = inside.to_str().map(str::to_owned) else {
-            return Err(Problem::usage(format!("{shown} cannot be named: it is not UTF-8")));
+            return Err(Problem::usage(format!(
+                "{shown} is not UTF-8, which paths inside a volume have to be"
+            )));
         };
         if inside.is_empty() {
             return Err(Problem::usage(format!(
@@ -75,7 +77,9 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
     let place = MountedPath::find(args.path.as_os_str())?;
     let AttachSource { source, volume, from } = source_of(&args.volume, &place)?;
     if from.is_some() && !args.options.is_empty() {
-        return Err(Problem::usage("a directory that is shown in a second place has no options of its own"));
+        return Err(Problem::usage(
+            "a directory that is shown in a second place has no options of its own: leave out -o",
+        ));
     }
     let (path, options) = (place.inside.clone(), args.options.clone());
     let request = AttachRequest { path, source, volume, from, options, mountpoint: place.mountpoint() };
@@ -126,7 +130,7 @@ fn source_of(given: &OsStr, place: &MountedPath) -> Result<AttachSource> {
             if mount.mountpoint != place.mountpoint {
                 let meant = place.mountpoint.shown();
                 return Err(Problem::usage(format!(
-                    "{text} lies in another mountpoint of the same volume: name it by its path in {meant}"
+                    "{text} is inside another mountpoint of the same volume: give its path inside {meant}"
                 )));
             }
             let inside = path.strip_prefix(&mount.mountpoint).unwrap_or(Path::new(""));
@@ -201,12 +205,14 @@ fn report(place: &MountedPath, how: UmountKind, reply: DetachReply) -> Result<()
     if how == UmountKind::Plain {
         return Err(Problem::failure(format!(
             "{path} is busy (EBUSY); it is held by\n  {lines}\n\
-             `watertight detach --lazy {path}` takes the path away now and lets the data follow"
+             `watertight detach --lazy {path}` removes the path now and writes the data afterwards"
         )));
     }
     console().print(&format!("{path}: the path is gone, the volume is still held by\n  {lines}"));
     if let Some(id) = reply.id {
-        console().print(&format!("its data follows: `watertight wait {id}` tells when it is on the store"));
+        console().print(&format!(
+            "its data is being written: `watertight wait {id}` returns when it is on the store"
+        ));
     }
     Ok(())
 }

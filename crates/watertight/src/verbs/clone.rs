@@ -17,13 +17,16 @@ pub fn run(args: &CloneArgs) -> Result<()> {
     let volume = target::resolve(&args.volume).volume.filter(|volume| !volume.is_attached());
     let Some(volume) = volume else {
         return Err(Problem::usage(format!(
-            "{given} is no mounted volume of ours; `watertight status` lists the volumes"
+            "{given} is not a mounted Watertight volume; `watertight status` lists the volumes"
         )));
     };
     let client = volume.client()?;
     let new = checks::mountpoint(&args.new)?;
     let Some(mountpoint) = new.to_str().map(str::to_owned) else {
-        return Err(Problem::usage(format!("{} cannot be named: it is not UTF-8", new.shown())));
+        return Err(Problem::usage(format!(
+            "{} is not UTF-8, which the path of a clone has to be",
+            new.shown()
+        )));
     };
     let request = CloneRequest { mountpoint, propagation: args.propagation };
     let reply =

@@ -32,7 +32,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     let stage = Arc::new(Mutex::new(Some(stage)));
     // Takes everything down; the main thread's next step then fails.
     signals::clean_up(Arc::clone(&stage), "stopped; nothing is left behind")
-        .map_err(|error| failed("taking signals", &error))?;
+        .map_err(|error| failed("handling signals", &error))?;
     let outcome = show(&Demo::new(paths, Arc::clone(&stage), &args.mount_type));
     // The thread that takes signals holds the stage as well: it goes here, however the demo went.
     drop(stage.lock().take());

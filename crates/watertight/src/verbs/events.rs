@@ -72,9 +72,10 @@ pub fn run(args: &EventsArgs) -> Result<()> {
         thread::sleep(LAST_LINE);
         process::exit(0)
     })
-    .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
+    .map_err(|error| Problem::failure(format!("cannot handle signals: {error}")))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Problem::failure(format!("no event loop: {error}")))?;
+    let runtime =
+        runtime.map_err(|error| Problem::failure(format!("cannot start the event loop: {error}")))?;
     let result = runtime.block_on(LocalSet::new().run_until(async {
         tokio::select! {
             result = listen(args) => result,
@@ -106,7 +107,7 @@ impl From<io::Error> for End {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::NobodyReads,
-            _ => Self::Problem(Problem::failure(format!("standard output: {error}"))),
+            _ => Self::Problem(Problem::failure(format!("cannot write to standard output: {error}"))),
         }
     }
 }
@@ -127,15 +128,15 @@ async fn listen(args: &EventsArgs) -> Result<(), End> {
 fn named(name: &std::ffi::OsStr) -> Result<RegisteredVolume> {
     let shown = name.shown();
     let Some(volume) = target::resolve(name).volume else {
-        return Err(Problem::usage(format!("{shown} is no volume; `watertight status` lists them")));
+        return Err(Problem::usage(format!("{shown} is not a volume; `watertight status` lists them")));
     };
     if volume.is_running() {
         return Ok(volume);
     }
     Err(Problem::failure(match (&volume.record().ended, &volume.found.silent) {
-        (Some(ended), _) => format!("{shown} has ended: {}; its events went with it", ended.state),
+        (Some(ended), _) => format!("{shown} has ended: {}; its events are gone", ended.state),
         (None, Some(why)) => format!("{shown}: its process cannot be asked: {why}"),
-        (None, None) => format!("{shown}: its process died, and its events with it"),
+        (None, None) => format!("{shown}: its process died; its events are gone"),
     }))
 }
 
@@ -179,7 +180,11 @@ async fn once(args: &EventsArgs) -> Result<(), End> {
     }
     events.sort_by_key(|event| event.time_ms);
     events.iter().try_for_each(|event| readers.print(event))?;
-    if is_complete { Ok(()) } else { Err(Problem::failure("not every volume could be heard").into()) }
+    if is_complete {
+        Ok(())
+    } else {
+        Err(Problem::failure("the events of some volumes could not be read").into())
+    }
 }
 
 /// The readers, by volume.
@@ -295,15 +300,15 @@ async fn read(
         .await;
     let record = volume.record();
     let end = match result {
-        _ if speaks_of_another => Err("its process speaks of another volume".to_owned()),
+        _ if speaks_of_another => Err("its process answers for another volume".to_owned()),
         _ if has_ended => Ok(()),
         Ok(()) if !follow => Ok(()),
         Ok(()) | Err(CallError::Gone) => match volume.dir.read_record(&record.id).and_then(|now| now.ended) {
             Some(ended) if ended.state == State::Released => Ok(()),
-            Some(ended) => Err(format!("{}, while nobody heard it", ended.state)),
+            Some(ended) => Err(format!("{}, and its last events were not read", ended.state)),
             None => Err(format!("its process {} died", record.pid)),
         },
-        Err(error) => Err(format!("its events cannot be heard: {error}")),
+        Err(error) => Err(format!("its events cannot be read: {error}")),
     };
     let _nobody_listens = sender.send(Heard::Over { id: record.id.clone(), end }).await;
 }

@@ -66,7 +66,7 @@ impl OtherMounts {
     pub fn tell(&self, gone: &Mount) {
         let mut lines: Vec<String> =
             self.here.iter().map(|other| other.mountpoint.shown().to_string()).collect();
-        let there = |other: &Mount| format!("{} of another mount namespace", other.mountpoint.shown());
+        let there = |other: &Mount| format!("{} in another mount namespace", other.mountpoint.shown());
         lines.extend(self.elsewhere.iter().map(there));
         let path = gone.mountpoint.shown();
         console().print(&format!("{path}: unmounted; the volume goes on at {}", lines.join(", ")));
@@ -137,6 +137,6 @@ fn leave_view(how: UmountKind, mount: &Mount, client: &Client) -> Result<()> {
 fn held(mount: &Mount, holders: &[String]) -> Problem {
     let (path, lines) = (mount.mountpoint.shown(), holders.join("\n  "));
     Problem::failure(format!(
-        "{path} is busy (EBUSY); it is held by\n  {lines}\n`watertight umount --lazy {path}` takes the path away now"
+        "{path} is busy (EBUSY); it is held by\n  {lines}\n`watertight umount --lazy {path}` removes the path now"
     ))
 }

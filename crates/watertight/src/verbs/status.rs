@@ -95,12 +95,12 @@ pub fn run(args: &StatusArgs) -> Result<()> {
             } else {
                 let shown = name.shown();
                 let Some((volume, mount)) = path.as_deref().and_then(target::containing) else {
-                    let why = "is no volume and lies in none; `watertight status` lists them";
+                    let why = "is neither a volume nor inside one; `watertight status` lists them";
                     return Err(Problem::usage(format!("{shown} {why}")));
                 };
                 if !args.json && !args.metrics {
                     let Record { id, mountpoint, .. } = volume.record();
-                    console().print(&format!("{shown} lies in volume {id}, {mountpoint}"));
+                    console().print(&format!("{shown} is inside volume {id}, {mountpoint}"));
                 }
                 gather(Some((Some(volume), mount)), args.holders)
             }
@@ -127,10 +127,11 @@ pub fn run(args: &StatusArgs) -> Result<()> {
 /// link.
 fn replace(file: &Path, content: &str) -> Result<()> {
     if fs::symlink_metadata(file).is_ok_and(|found| !found.is_file()) {
-        let why = "--output: is there and is no regular file, which alone is replaced";
+        let why = "exists and is not a regular file; --output replaces only a regular file";
         return Err(Problem::usage(format!("{}: {why}", file.shown())));
     }
-    let failed = |error: io::Error| Problem::failure(format!("{}: {error}; it is as it was", file.shown()));
+    let failed =
+        |error: io::Error| Problem::failure(format!("{}: {error}; the file is unchanged", file.shown()));
     let name = file.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
     // No collector takes a name that begins with a dot, and does not end in `.prom`.
     let mut new = OsString::from(".");
@@ -272,7 +273,7 @@ impl Report {
             let whose = if self.of_others + self.unknown == 0 {
                 ""
             } else {
-                " that this user's runtime directory knows"
+                " that have a record in this user's runtime directory"
             };
             console().print(&format!("no volumes are mounted{whose}"));
         }
@@ -297,7 +298,7 @@ impl Report {
         }
         for mountpoint in &self.dead_mounts {
             warn(&format!(
-                "{mountpoint}: nobody serves it any more; `watertight umount {mountpoint}` clears it"
+                "{mountpoint}: no process serves it any more; `watertight umount {mountpoint}` clears it"
             ));
         }
         self.print_unknown();
@@ -312,7 +313,7 @@ impl Report {
             let volumes =
                 units::count(self.unknown as u64, "volume of this user is", "volumes of this user are");
             note(format!(
-                "{volumes} mounted of which its runtime directory knows nothing ({DIR_VARIABLE} may have been another one)"
+                "{volumes} mounted without a record in its runtime directory (perhaps with another {DIR_VARIABLE})"
             ));
         }
         if self.of_others > 0 {
@@ -324,7 +325,7 @@ impl Report {
             let how = if rustix::process::geteuid().is_root() && !users::includes_all_users() {
                 "--all-users asks their processes"
             } else if rustix::process::geteuid().is_root() {
-                "no process of theirs could be asked for it"
+                "their processes could not be asked"
             } else {
                 "only their users and root may ask their processes"
             };
@@ -437,12 +438,12 @@ fn print_notes(shown: &VolumeReport) {
         (Some(holders), State::Detached) => {
             let left = volume.unwritten();
             console().print(&format!(
-                "{at}: no path leads there any more, {left} to be written; its store is free when these let go:"
+                "{at}: no path leads there any more, {left} to be written; its store is free when these processes release it:"
             ));
             holders.lines().iter().for_each(|line| console().print(&format!("  {line}")));
         }
         (Some(holders), _) if holders.found.is_empty() && holders.unseen == 0 => {
-            console().print(&format!("{at}: held by nobody"));
+            console().print(&format!("{at}: no process holds it"));
         }
         (Some(holders), _) => {
             console().print(&format!("{at}: held by"));

@@ -43,7 +43,7 @@ pub fn run(args: &SyncArgs) -> Result<()> {
         Ok(Synced { left_out, .. }) if left_out.is_empty() => flushed,
         Ok(Synced { left_out, .. }) => {
             for left_out in &left_out {
-                let store = "its store does not answer, what is dirty in it is not durable";
+                let store = "its store does not answer; its dirty data is not durable";
                 console().say(&format!("{left_out} is left out: {store}"));
             }
             let volumes = if left_out.len() == 1 { "volume is" } else { "volumes are" };
@@ -86,7 +86,7 @@ pub(crate) fn find(name: &OsStr) -> Result<(RegisteredVolume, Option<Mount>)> {
     path.and_then(target::containing).ok_or_else(|| {
         path.and_then(target::of_another_user).unwrap_or_else(|| {
             Problem::usage(format!(
-                "{} lies in no mounted volume of ours; `watertight status` lists the volumes, sync(1) syncs other file systems",
+                "{} is not inside a mounted Watertight volume; `watertight status` lists the volumes, sync(1) syncs other file systems",
                 name.shown()
             ))
         })

@@ -185,7 +185,9 @@ impl UmountJob<'_> {
         for line in holders.lines() {
             console().print(&format!("  {line}"));
         }
-        console().print(&format!("its data follows: `watertight wait {id}` tells when it is on the store"));
+        console().print(&format!(
+            "its data is being written: `watertight wait {id}` returns when it is on the store"
+        ));
     }
 
     fn force(&self) -> Result<()> {
@@ -202,11 +204,14 @@ impl UmountJob<'_> {
                 leaving.end(self.client);
                 match reply.ended {
                     Some(ended) => self.report(&ended),
-                    None => Err(Problem::failure(format!("{}: gone, but not how it ended", self.path()))),
+                    None => Err(Problem::failure(format!(
+                        "{}: unmounted, but how it ended is unknown",
+                        self.path()
+                    ))),
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "the mount process does not help; it is ended");
+                tracing::warn!(%error, "the mount process does not answer: killing it");
                 unmount::force(self.mount)?;
                 kill(self.client);
                 Err(unknown(self.path(), &error))
@@ -241,7 +246,7 @@ impl UmountJob<'_> {
         };
         if !self.client.wait_gone(LEAVE) {
             return Err(Problem::failure(format!(
-                "{}: the volume is {}, but its process {} does not leave",
+                "{}: the volume is {}, but its process {} does not exit",
                 self.path(),
                 ended.state,
                 self.client.pid()
@@ -325,7 +330,7 @@ fn held(path: Shown<'_>, holders: &Holders) -> Problem {
     let lines = holders.lines().join("\n  ");
     Problem::failure(format!(
         "{path} is busy (EBUSY); it is held by\n  {lines}\n\
-         `watertight umount --lazy {path}` takes the path away now and lets the data follow"
+         `watertight umount --lazy {path}` removes the path now and writes the data afterwards"
     ))
 }
 
@@ -353,9 +358,9 @@ fn dead(mount: &Mount, volume: Option<&RegisteredVolume>) -> Result<()> {
     Err(volume.map_or_else(
         || {
             let what = if is_dead {
-                "nobody served it any more, and how its process ended is not known here"
+                "no process served it any more, and no record says how its process ended"
             } else {
-                "its process, which is there, is not known here, so that it could not be asked how the volume ended"
+                "its process runs, but has no record in this user's runtime directory, so that it could not be asked how the volume ended"
             };
             Problem::failure(format!("{path}: {what}; what was not fsynced before may be lost"))
         },
@@ -369,7 +374,7 @@ fn detached(volume: &RegisteredVolume, force: bool) -> Result<()> {
     let Some(client) = &volume.found.client else { return Err(volume.died()) };
     if !force {
         return Err(Problem::failure(format!(
-            "{}: already detached, open files keep it; `watertight wait {}` tells when its data is on the store",
+            "{}: already detached, open files hold it; `watertight wait {}` returns when its data is on the store",
             record.mountpoint, record.id
         )));
     }
@@ -377,7 +382,9 @@ fn detached(volume: &RegisteredVolume, force: bool) -> Result<()> {
     leave(client).end(client);
     match reply.map(|reply| reply.ended) {
         Ok(Some(ended)) => report(&record.source, &record.mountpoint, &ended),
-        Ok(None) => Err(Problem::failure(format!("{}: gone, but not how it ended", record.mountpoint))),
+        Ok(None) => {
+            Err(Problem::failure(format!("{}: unmounted, but how it ended is unknown", record.mountpoint)))
+        }
         Err(error) => Err(unknown(&record.mountpoint, &error)),
     }
 }
@@ -417,7 +424,7 @@ impl ExitState {
         match self {
             Self::Gone => {}
             Self::InTheKernel => console().say(&format!(
-                "its process {} has ended, and is not gone yet: it gives its memory back, or waits in the kernel for its store until that answers",
+                "its process {} has ended, but is still there: it frees its memory, or waits in the kernel until its store answers",
                 client.pid()
             )),
             Self::Not => kill(client),
@@ -429,7 +436,7 @@ impl ExitState {
 fn kill(client: &Client) {
     let pid = client.pid();
     if let Err(error) = client.kill() {
-        tracing::warn!(pid, %error, "the mount process cannot be ended");
+        tracing::warn!(pid, %error, "the mount process cannot be killed");
     } else if !client.wait_gone(FORCE) {
         tracing::warn!(pid, "the mount process was killed and is still there");
     }
@@ -437,7 +444,7 @@ fn kill(client: &Client) {
 
 fn unknown(mountpoint: impl std::fmt::Display, error: &CallError) -> Problem {
     Problem::failure(format!(
-        "{mountpoint}: gone by force; its process did not answer ({error}), so what was not written is not known"
+        "{mountpoint}: unmounted by force; its process did not answer ({error}), so how much was not written is unknown"
     ))
 }
 
@@ -445,7 +452,7 @@ fn not_ours(name: &OsStr, path: Option<&Path>, mount: Option<&Mount>) -> Problem
     let shown = name.shown();
     match (mount, path) {
         (Some(mount), _) => Problem::usage(format!(
-            "{shown} is a mountpoint of {}, not one of ours; umount(8) unmounts it",
+            "{shown} is a mountpoint of type {}, not of a Watertight volume; umount(8) unmounts it",
             mount.fstype
         )),
         (None, Some(path)) if std::fs::symlink_metadata(path).is_ok() => {

@@ -34,7 +34,7 @@ pub fn run(args: &WaitArgs) -> Result<()> {
             }
             if mountinfo::is_own(&mount) {
                 return Err(Problem::failure(format!(
-                    "{name}: a volume is mounted there of which this user's runtime directory knows nothing, so that its process \
+                    "{name}: a volume is mounted there without a record in this user's runtime directory, so that its process \
                      cannot be asked"
                 )));
             }
@@ -61,9 +61,10 @@ fn forget(volume: &RegisteredVolume) -> Result<()> {
     if !volume.dir.read_record(id).as_ref().is_some_and(has_ended) {
         return Ok(());
     }
-    volume.dir.forget(id).map_err(|error| Problem::failure(format!("{id} is still known: {error}")))?;
+    volume.dir.forget(id).map_err(|error| Problem::failure(format!("cannot forget volume {id}: {error}")))?;
     let at = &volume.record().mountpoint;
-    console().print(&format!("{at}: forgotten: `status` and the metrics tell no more how volume {id} ended"));
+    console()
+        .print(&format!("{at}: forgotten: `status` and the metrics no longer report how volume {id} ended"));
     Ok(())
 }
 

@@ -215,10 +215,10 @@ fn one_that_is_held_joins_the_tree_again_and_what_is_written_there_is_its_own() 
     let below = world.rig.root.join("below");
     fs::create_dir(&below).unwrap();
     world.run("attach", &[&below, &world.path("x")]).ok();
-    world.run("detach", &[&world.other]).ends(1, "is detached already, and held");
+    world.run("detach", &[&world.other]).ends(1, "is already detached, and still held");
     world
         .run("attach", &[Path::new("-o"), Path::new("cache=64M"), &world.other, &world.path("x")])
-        .ends(1, "is held");
+        .ends(1, "is still held");
     fs::write(world.path("x/beside"), "").unwrap();
     world.run("detach", &[&world.path("x")]).ok().says("everything is on");
     assert!(below.join("beside").exists());
@@ -466,7 +466,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
     fs::write(world.path("file"), "").unwrap();
     world.run("attach", &[&other, &world.path("file")]).ends(1, "is not a directory");
     world.run("attach", &[&other, &world.rig.mnt]).ends(2, "is the mountpoint itself");
-    world.run("attach", &[&other, &world.rig.root]).ends(2, "lies in no mounted volume");
+    world.run("attach", &[&other, &world.rig.root]).ends(2, "is not inside a mounted Watertight volume");
     world.run("attach", &[Path::new("/nowhere"), &x]).ends(2, "does not exist");
     let own = world.rig.store.clone();
     let whose = format!("is the volume of the mountpoint {} itself", world.rig.mnt.display());

@@ -79,7 +79,7 @@ fn options_that_do_not_exist() {
     rig.run(&["mount", store]).ends(2, "MOUNTPOINT");
     rig.run(&["mount", store, "/x", "--log-file", "/y"]).ends(2, "--daemon");
     rig.run(&["--log-level", "loud=loud", "status"]).ends(2, "--log-level loud=loud");
-    rig.run(&["--log-level", "warning", "status"]).ends(2, "`warning` is no level");
+    rig.run(&["--log-level", "warning", "status"]).ends(2, "`warning` is not a level");
 }
 
 #[test]
@@ -100,14 +100,14 @@ fn paths_that_are_no_volumes() {
     let missing = missing.to_str().unwrap();
     rig.run(&["umount", dir]).ends(2, "is not a mountpoint");
     rig.run(&["umount", missing]).ends(2, "neither a path nor a volume's id");
-    rig.run(&["umount", "/proc"]).ends(2, "is a mountpoint of proc, not one of ours");
+    rig.run(&["umount", "/proc"]).ends(2, "is a mountpoint of type proc, not of a Watertight volume");
     rig.run(&["umount", "--lazy", "--force", dir]).ends(2, "cannot be used with");
-    rig.run(&["sync", dir]).ends(2, "lies in no mounted volume of ours");
-    rig.run(&["status", dir]).ends(2, "is no volume");
+    rig.run(&["sync", dir]).ends(2, "is not inside a mounted Watertight volume");
+    rig.run(&["status", dir]).ends(2, "is neither a volume nor inside one");
     rig.run(&["wait", missing]).ends(2, "there is no volume");
     rig.run(&["wait", "deadbeef"]).ends(2, "there is no volume deadbeef");
-    rig.run(&["wait", dir, "--timeout", "soon"]).ends(2, "no duration");
-    rig.run(&["wait", dir, "--timeout", "-1"]).ends(2, "`-1` is no duration");
+    rig.run(&["wait", dir, "--timeout", "soon"]).ends(2, "is not a duration");
+    rig.run(&["wait", dir, "--timeout", "-1"]).ends(2, "`-1` is not a duration");
     rig.run(&["wait", dir]).ok().says("free");
     rig.is_quiet();
 }

@@ -112,7 +112,7 @@ fn a_store_that_hangs_while_the_files_are_made_is_given_up_and_its_row_says_so()
 #[test]
 fn a_bench_of_no_volume_or_of_no_time_is_refused() {
     let rig = Rig::new();
-    rig.run(&["bench", &rig.root.display().to_string()]).ends(2, "no mounted volume of ours");
+    rig.run(&["bench", &rig.root.display().to_string()]).ends(2, "not inside a mounted Watertight volume");
     rig.run(&["bench", "--slice", "1h", "/"]).ends(2, "10ms to 1m");
     rig.run(&["bench", "--patience", "2h", "/"]).ends(2, "up to 1h");
 }

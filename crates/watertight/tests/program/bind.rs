@@ -183,7 +183,7 @@ fn in_another_mount_namespace_a_bind_mount_goes_alone() {
     command.args(["--mount", "--propagation", "private", "sh", "-c", text]);
     command.env("MNT", &world.rig.mnt).env("BIND", &world.bind).env("PROGRAM", crate::rig::PROGRAM);
     command.env("WATERTIGHT_RUNTIME_DIR", &world.rig.runtime);
-    run(command).ok().says(&format!("goes on at {} of another mount namespace", world.rig.mnt.display()));
+    run(command).ok().says(&format!("goes on at {} in another mount namespace", world.rig.mnt.display()));
     drop(alone);
     world.ends_with(&world.rig.mnt);
 }

@@ -62,7 +62,7 @@ fn status_and_metrics_show_what_each_cgroup_has_and_the_record_what_an_unmount_w
 fn cgroups_can_be_left_out_and_a_tree_that_is_not_there_is_refused() {
     let Some(mut rig) = Rig::mounting() else { return };
     let out = rig.run(&["mount", "-o", "cgroup=nonesuch", "mem:", rig.mnt.to_str().unwrap()]);
-    out.ends(2, "no tree of cgroups with `nonesuch`");
+    out.ends(2, "no cgroup hierarchy with `nonesuch`");
     let _daemon = rig.mount("cgroup=off,dirty_after=1h");
     std::fs::write(rig.mnt.join("file"), "x").unwrap();
     let status = rig.volume();

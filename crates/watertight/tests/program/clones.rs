@@ -142,7 +142,7 @@ fn what_cannot_be_cloned_is_refused_with_a_reason() {
     let Some(world) = World::new("shared") else { return };
     world.run("clone", &[&world.rig.mnt, Path::new("/nowhere/at/all")]).ends(2, "/nowhere/at/all");
     world.run("clone", &[&world.rig.mnt, &world.second]).ends(2, "");
-    world.run("clone", &[Path::new("/nowhere"), &world.other]).ends(2, "is no mounted volume of ours");
+    world.run("clone", &[Path::new("/nowhere"), &world.other]).ends(2, "is not a mounted Watertight volume");
     world.run("move", &[&world.first("x"), &world.second("y")]).ends(2, "are in two mountpoints");
     world.run("attach", &[&world.other, &world.first("x")]).ok();
     world.run("move", &[&world.first("x"), &world.first("y")]).ends(1, "is shared");

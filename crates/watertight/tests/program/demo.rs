@@ -14,7 +14,8 @@ fn the_demo_shows_what_it_says_and_leaves_nothing() {
     let Some(rig) = Rig::mounting() else { return };
     let (out, pid) = run_it(&rig, &[]);
     let out = out.ok().says("checksum").says("0 of 48").says("umount --force of the stalled one");
-    let row = out.stdout.lines().find(|line| line.starts_with("200000 events heard after")).expect("a row");
+    let row =
+        out.stdout.lines().find(|line| line.starts_with("200000 events received after")).expect("a row");
     assert_eq!(row.matches(" ms").count() + row.matches(" s").count(), 2, "both were measured: {row}");
     assert!(out.stdout.contains("open: "), "the holder is named: {}", out.stdout);
     if Cgroup::make().is_some() {
@@ -39,8 +40,8 @@ fn its_table_fits_a_terminal() {
     // A row ends in its result: it is on one line.
     for what in [
         "umount returns after",
-        "hear of a stalled store after",
-        "200000 events heard after",
+        "stalled store reported after",
+        "200000 events received after",
         "umount --force of the stalled one",
     ] {
         let whole = row(&screen, what).expect("a row");

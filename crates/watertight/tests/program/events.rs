@@ -210,7 +210,7 @@ fn listeners_take_no_place_from_others_and_are_bounded() {
     assert!(call(&world.socket, "GET /healthz", "").ends_with("ok\n"));
     let answer = call(&world.socket, "GET /v1/events", "");
     assert!(
-        answer.starts_with("HTTP/1.1 503") && answer.contains("64 callers of this process listen"),
+        answer.starts_with("HTTP/1.1 503") && answer.contains("64 callers of this process read events"),
         "{answer}"
     );
     // The place of a listener that has left is free again.
@@ -385,7 +385,7 @@ fn the_verb_ends_when_nobody_reads_it() {
     drop(out);
     verb.ends();
     rig.run(&["events", "--once"]).ok();
-    rig.verb("events", &[]).ends(2, "is no volume");
+    rig.verb("events", &[]).ends(2, "is not a volume");
     rig.run(&["events", "--since", "3"]).ends(2, "<VOLUME>");
 }
 

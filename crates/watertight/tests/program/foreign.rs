@@ -133,7 +133,7 @@ fn an_id_that_is_a_path_deletes_nothing() {
     // The second was seen, by root that asked for it, and only then.
     assert!(ids(&status(&rig, &["--all-users"])["ended"]).contains(&"y1"));
     assert!(!ids(&status(&rig, &[])["ended"]).contains(&"y1"));
-    run(rig.command(&["wait", "--forget", "--all-users", "y1"])).ends(1, "another user's");
+    run(rig.command(&["wait", "--forget", "--all-users", "y1"])).ends(1, "belongs to another user");
     run(rig.command(&["umount", "--force", "--all-users", "y1"])).ends(2, "there is no y1");
     assert_eq!(hostile.all(), before);
 }
@@ -273,9 +273,9 @@ fn the_work_that_a_directory_makes_is_bounded() {
         fs::write(hostile.dir.join(format!("{n}.json")), "").unwrap();
     }
     let out = run(rig.command(&["status", "--all-users"])).ok();
-    assert!(out.stderr.contains("not all is shown"), "{out:?}");
+    assert!(out.stderr.contains("not all volumes are shown"), "{out:?}");
     // And none of it for root without the option.
-    assert!(!run(rig.command(&["status"])).ok().stderr.contains("not all is shown"));
+    assert!(!run(rig.command(&["status"])).ok().stderr.contains("not all volumes are shown"));
     let huge = fs::File::create(hostile.dir.join("huge.json")).unwrap();
     huge.set_len(1 << 40).unwrap();
     hostile.own(&hostile.dir.join("huge.json"));
@@ -293,7 +293,7 @@ fn only_root_may_ask_for_all_users() {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=61008", "--regid=61008", "--clear-groups"]).arg(&program);
         command.args(verb.split(' ')).arg("--all-users").current_dir("/");
-        run(command).ends(2, "--all-users is root's");
+        run(command).ends(2, "--all-users needs root");
     }
     drop(hostile);
 }

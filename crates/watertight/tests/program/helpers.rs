@@ -73,7 +73,7 @@ cat "$ROOT/said"
 if mountpoint -q "$MNT"; then exit 1; fi
 "#;
     let Some(out) = script(&rig, text) else { return };
-    out.ok().says("its data follows").says("b: 5 bytes");
+    out.ok().says("its data is being written").says("b: 5 bytes");
 }
 
 #[test]
@@ -129,7 +129,7 @@ want=1 said umount.fuse.watertight /does/not/exist
         .says("there is no /does/not/exist")
         .says("source /does/not/exist does not exist")
         .says("no mount option frobnicate")
-        .says("is no mountpoint of a volume: nothing can be remounted");
+        .says("is not a mountpoint of a volume: it cannot be remounted");
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn helpers_are_installed_and_removed_by_a_verb() {
     let rig = Rig::new();
     let dir = rig.root.join("sbin");
     let directory = format!("--directory={}", dir.display());
-    rig.run(&["install-helpers", &directory]).ends(2, "is no directory");
+    rig.run(&["install-helpers", &directory]).ends(2, "is not a directory");
     rig.run(&["install-helpers", "--directory=sbin"]).ends(2, "is not the absolute path of a directory");
     fs::create_dir(&dir).unwrap();
     for _ in 0..2 {
@@ -310,7 +310,7 @@ fn helpers_are_installed_and_removed_by_a_verb() {
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
     fs::write(&helper, "somebody else's").unwrap();
     let out = rig.run(&["install-helpers", &directory]).ends(2, "nothing is changed; remove first:");
-    assert!(out.stderr.contains("umount.fuse.watertight is no symbolic link"), "{}", out.stderr);
+    assert!(out.stderr.contains("umount.fuse.watertight is not a symbolic link"), "{}", out.stderr);
     assert_eq!(fs::read(&helper).unwrap(), b"somebody else's");
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
 }

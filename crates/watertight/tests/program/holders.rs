@@ -95,7 +95,7 @@ fn status_names_holders_where_it_is_asked_to() {
     let Some(mut rig) = Rig::mounting() else { return };
     let daemon = rig.mount("");
     let status = |argument: &str| rig.run(&["status", argument]).ok().stdout;
-    assert!(status("--holders").contains("held by nobody"));
+    assert!(status("--holders").contains("no process holds it"));
     let open = File::create(rig.mnt.join("open")).unwrap();
     let who = format!("(pid {}), open: {}/open", std::process::id(), rig.mnt.display());
     assert!(status("--holders").contains(&who), "{}", status("--holders"));

@@ -174,7 +174,13 @@ fn all_that_serve_and_its_processes_say_is_json_that_names_its_volume() {
     assert!(!log.contains("None") && !log.contains("Some("), "{log}");
 
     // An event of no volume concerns all of them.
-    let of_all = ["reading ", "SIGTERM: unmounting ", "not everything is written", "no session of its own"];
+    let of_all = [
+        "reading ",
+        "reload: ",
+        "SIGTERM: unmounting ",
+        "not everything is written",
+        "cannot start a session",
+    ];
     for event in &events {
         let message = event["message"].as_str().unwrap();
         let target = event["target"].as_str().unwrap();

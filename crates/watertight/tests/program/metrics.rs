@@ -195,7 +195,7 @@ fn the_figures_go_into_a_file_in_one_step() {
     let taken = dir.join("taken");
     fs::create_dir(&taken).unwrap();
     let refused = rig.run(&["status", "--metrics", "--output", taken.to_str().unwrap()]);
-    refused.ends(2, "taken: --output: is there and is no regular file");
+    refused.ends(2, "taken: exists and is not a regular file");
     assert!(taken.is_dir() && names().len() == 2, "{:?}", names());
     // So do devices, which a name in their place would take away, and links.
     let (link, dead) = (dir.join("link"), dir.join("dead"));
@@ -206,7 +206,7 @@ fn the_figures_go_into_a_file_in_one_step() {
     for kept in [&link, &dead, &socket, Path::new("/dev/null"), Path::new("/dev/stdout")] {
         let before = fs::symlink_metadata(kept).unwrap().ino();
         let refused = rig.run(&["status", "--metrics", "--output", kept.to_str().unwrap()]);
-        refused.ends(2, "is no regular file");
+        refused.ends(2, "is not a regular file");
         assert_eq!(fs::symlink_metadata(kept).unwrap().ino(), before, "{}", kept.display());
     }
     assert_eq!(names().len(), 5, "{:?}", names());
@@ -238,7 +238,7 @@ fn who_has_heard_of_a_loss_has_it_forgotten() {
         })
     };
     assert!(lost(&page()), "{}", page());
-    let forgotten = format!("{}: forgotten: `status` and the metrics tell no more", rig.mnt.display());
+    let forgotten = format!("{}: forgotten: `status` and the metrics no longer report", rig.mnt.display());
     rig.verb("wait", &["--forget"]).ends(1, "5 bytes").says(&forgotten);
     assert!(!page().lines().any(|line| line.starts_with("watertight_up{")), "{}", page());
     assert!(!lost(&page()), "{}", page());

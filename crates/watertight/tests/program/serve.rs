@@ -263,7 +263,7 @@ fn a_file_that_is_wrong_is_refused_with_its_line() {
         fs::create_dir_all(rig.store.join(store)).unwrap();
     }
     fs::write(&file, example.stdout.replace("\"/srv/", &format!("\"{here}/"))).unwrap();
-    rig.run(&["serve", "--check", path]).ok().says("3 volumes, nothing is wrong");
+    rig.run(&["serve", "--check", path]).ok().says("3 volumes, no errors");
     fs::write(&file, "").unwrap();
     rig.run(&["serve", "--check", path]).ends(2, &format!("{path}:1: there is no [[volume]]"));
     rig.run(&["serve", path]).ends(2, "there is no [[volume]]");
@@ -499,7 +499,7 @@ fn status_names_who_does_not_answer_and_shows_the_others() {
     let out = it.rig.run(&["status", "--json"]).ends(1, "no answer from the process of ");
     // A verb that goes on waits, and prints for which process.
     let waiting = Daemon::start(it.rig.command(&["umount", it.mnt("hung").to_str().unwrap()]));
-    waiting.says("is waited for, which does not answer");
+    waiting.says(", which does not answer");
     drop(stopped);
     assert_eq!(waiting.end(), Some(0), "{}", waiting.stderr());
     let status: serde_json::Value = serde_json::from_str(&out.stdout).unwrap();

@@ -21,7 +21,7 @@ fn served(many: usize) -> Option<(Served, Vec<String>)> {
 /// Makes it read its file again, until it has logged for how many of them it asks. It may not know
 /// yet what a mount process has done already: then it is asked again.
 fn reload(daemon: &Daemon, of: usize, asked: usize) {
-    let line = format!("of {of} volumes inside mountpoints {asked} are attached or detached");
+    let line = format!("of {of} volumes inside mountpoints, {asked} are to be attached or detached");
     let said = |line: &str| daemon.stderr().matches(line).count();
     let before = said(&line);
     eventually(&line, || {

@@ -65,7 +65,7 @@ fn the_second_signal_says_how_much_is_left_and_the_third_gives_up() {
         daemon.signal(Signal::INT);
         daemon.says("SIGINT: unmounting");
         daemon.signal(Signal::INT);
-        daemon.says("SIGINT: still writing, 97.7 KiB of 1 file left; once more to give it up");
+        daemon.says("SIGINT: still writing, 97.7 KiB of 1 file left; send it once more to give that data up");
         daemon.signal(Signal::INT);
         assert_eq!(daemon.end(), Some(1), "{}", daemon.stderr());
         let said = daemon.stderr();

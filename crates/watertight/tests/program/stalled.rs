@@ -87,8 +87,8 @@ fn a_mount_of_a_store_whose_server_is_stopped_says_that_it_waits() {
         let mut mount = it.rig.command(&["mount"]);
         mount.args(in_background.then_some("-d")).arg(&it.rig.store).arg(&it.rig.mnt);
         let mount = Daemon::start(mount);
-        mount.says(&format!("mounting {}: the store ", it.rig.mnt.display()));
-        mount.says(" is waited for, which does not answer");
+        mount.says(&format!("mounting {}: waiting for the store ", it.rig.mnt.display()));
+        mount.says(", which does not answer");
         it.server.signal(Signal::CONT);
         let ready = mount.line(LONG).unwrap_or_else(|| panic!("not ready: {}", mount.stderr()));
         assert!(ready.starts_with("ready: "), "{ready}");
@@ -109,7 +109,7 @@ fn a_mount_that_waits_for_its_store_ends_by_a_signal_and_in_the_background_with_
         let mut mount = it.rig.command(&["mount"]);
         mount.args(in_background.then_some("-d")).arg(&it.rig.store).arg(&it.rig.mnt);
         let mount = Daemon::start(mount);
-        mount.says(" is waited for, which does not answer");
+        mount.says(", which does not answer");
         // A shell that has started the tests in the background ignores SIGINT for every child that
         // does not ask for it.
         mount.signal(if in_background { Signal::TERM } else { Signal::INT });
@@ -150,7 +150,7 @@ fn a_sync_of_a_mountpoint_leaves_out_a_stalled_volume_and_says_so() {
     };
     eventually("it is called stalled", is_stalled);
     rig.verb("sync", &[])
-        .ends(1, "hung is left out: its store does not answer, what is dirty in it is not durable");
+        .ends(1, "hung is left out: its store does not answer; its dirty data is not durable");
     assert_eq!(fs::read(well.join("file")).unwrap(), b"well");
     // By syncfs(2) as well, of any file: the data that this cgroup wrote there is not durable.
     assert_eq!(rustix::fs::syncfs(&there), Err(rustix::io::Errno::IO));
@@ -203,9 +203,9 @@ fn force_over_a_stopped_server_returns_at_once_and_names_what_is_lost() {
             assert!(out.stderr.contains(line), "no {line:?} in: {}", out.stderr);
         }
         // Its threads wait in the kernel and cannot be ended: that is said, not waited for.
-        assert!(out.stderr.contains("waits in the kernel for its store"), "{}", out.stderr);
+        assert!(out.stderr.contains("waits in the kernel until its store answers"), "{}", out.stderr);
         // The verb did not wait for any other deadline, which would be printed here.
-        assert!(!daemon.stderr().contains("has not taken the mount away"), "{}", daemon.stderr());
+        assert!(!daemon.stderr().contains("has not removed the mount"), "{}", daemon.stderr());
         println!("--force over a stopped server ({kind}) took {:?}", out.took);
         assert!(!it.rig.is_mounted());
         assert!(waiter.join().unwrap().is_err(), "who waited gets an error");

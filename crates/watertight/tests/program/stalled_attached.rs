@@ -264,7 +264,7 @@ fn what_was_open_of_a_volume_that_is_given_up_is_closed_by_a_thread_of_its_own()
     File::open(world.path("own")).unwrap().sync_all().unwrap();
     // The end does not wait for it, and logs that.
     world.daemon.signal(Signal::TERM);
-    world.daemon.says("files are still being closed, for which this process does not wait");
+    world.daemon.says("files are still being closed; this process does not wait for that");
     world.go_on();
     assert_eq!(world.daemon.end(), Some(1), "data was lost");
     assert_eq!(world.rig.stored("own").unwrap(), b"own");

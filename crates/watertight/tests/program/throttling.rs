@@ -397,7 +397,7 @@ fn limits_are_shown_changed_and_lifted_while_running() {
         (vec!["limit", &slow, &mnt, "wbps=fast"], "wbps=fast"),
         (vec!["limit", &slow, &mnt, "speed=1"], "there are rbps"),
         (vec!["limit", "slow", &mnt, "wbps=1M"], "is not a cgroup's path"),
-        (vec!["limit", &slow, "/proc", "wbps=1M"], "no mounted volume of ours"),
+        (vec!["limit", &slow, "/proc", "wbps=1M"], "not inside a mounted Watertight volume"),
     ] {
         world.rig.run(&arguments).ends(2, word);
     }

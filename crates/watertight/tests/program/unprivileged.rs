@@ -317,14 +317,14 @@ fn the_demo_is_for_any_user() {
         "umount returns after",
         "sync and umount, all stores answering",
         "sync and umount beside a stalled one",
-        "hear of a stalled store after",
+        "stalled store reported after",
         "umount --force of the stalled one",
-        "200000 events heard after",
+        "200000 events received after",
     ] {
         assert!(is_time(&row(name)), "{name}: {}", row(name));
     }
     assert!(row("  files not on the store then").ends_with("0 of 48"), "{table}");
-    assert!(row("hear of a stalled store after").starts_with("not in "), "{table}");
+    assert!(row("stalled store reported after").starts_with("not in "), "{table}");
     // Its limit cannot be shown without a cgroup, and that is said, in one line, instead of a
     // figure.
     let throttled: Vec<&str> = table.lines().filter(|line| line.contains("throttled tenant")).collect();

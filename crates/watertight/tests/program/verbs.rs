@@ -259,7 +259,7 @@ fn a_process_that_was_killed_is_told_of_and_cleared_away() {
     let is_ours = loop_device(&rig);
     daemon.kill();
 
-    let out = rig.run(&["status"]).ok().says("nobody serves it any more");
+    let out = rig.run(&["status"]).ok().says("no process serves it any more");
     assert!(out.stdout.contains("died"), "{}", out.stdout);
     rig.verb("wait", &[]).ends(1, "died");
     // Mounting over the dead mount is refused with the way out.
@@ -375,7 +375,7 @@ fn status_of_a_path_in_a_volume_is_that_of_the_volume() {
         let shown = at(volume);
         let shown = shown.trim_end_matches('/');
         let first = told.stdout.lines().next().unwrap();
-        assert!(first.starts_with(&format!("{} lies in volume ", at(path))), "{told:?}");
+        assert!(first.starts_with(&format!("{} is inside volume ", at(path))), "{told:?}");
         assert!(first.ends_with(&format!(", {shown}")), "{told:?}");
         let report = rig.run(&["status", "--json", &at(path)]).ok().stdout;
         let report: serde_json::Value = serde_json::from_str(&report).unwrap();
@@ -384,8 +384,8 @@ fn status_of_a_path_in_a_volume_is_that_of_the_volume() {
         assert_eq!(volumes, [shown]);
     }
     // The mountpoint itself, and a path in no volume.
-    assert!(!rig.run(&["status", &at("in/x")]).ok().stdout.contains("lies in"));
-    rig.run(&["status", rig.root.to_str().unwrap()]).ends(2, "is no volume and lies in none");
+    assert!(!rig.run(&["status", &at("in/x")]).ok().stdout.contains("is inside volume"));
+    rig.run(&["status", rig.root.to_str().unwrap()]).ends(2, "is neither a volume nor inside one");
     rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0));
 }
@@ -400,13 +400,13 @@ fn a_volume_of_another_runtime_directory_is_not_called_dead() {
         command.arg(&rig.mnt).env("WATERTIGHT_RUNTIME_DIR", rig.root.join("other"));
         run(command)
     };
-    let out = elsewhere("wait").ends(1, "knows nothing");
+    let out = elsewhere("wait").ends(1, "without a record in this user's runtime directory");
     assert!(!out.stderr.contains("died") && !out.stderr.contains("gone"), "{out:?}");
     let mut command = rig.command(&["status", "--json"]);
     command.env("WATERTIGHT_RUNTIME_DIR", rig.root.join("other"));
     let status: serde_json::Value = serde_json::from_str(&run(command).ok().stdout).unwrap();
     assert!(status["unknown"].as_u64().unwrap() >= 1, "{status}");
-    let out = elsewhere("umount").ends(1, "is not known here");
+    let out = elsewhere("umount").ends(1, "has no record in this user's runtime directory");
     assert!(!out.stderr.contains("died"), "{out:?}");
     // An unmount of this kind waits for the data, whichever program asks for it.
     assert_eq!(rig.stored("a").unwrap(), b"a");

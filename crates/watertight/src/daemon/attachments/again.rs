@@ -62,11 +62,11 @@ impl Attachments {
         match known {
             None => format!("volume {id} has ended"),
             Some(one) if !one.is_seen() => format!(
-                "volume {id} is detached already, and held: `watertight wait {id}` tells when its data is on the store, \
-                 `watertight status {id}` who holds it"
+                "volume {id} is already detached, and still held: `watertight wait {id}` returns when its data is on the \
+                 store, `watertight status {id}` names the holders"
             ),
             Some(_) => format!(
-                "volume {id} is not what {} leads to: something else is attached there, which is to be detached first",
+                "{} does not lead to volume {id}: something else is attached there; detach that first",
                 shown.shown()
             ),
         }
@@ -81,7 +81,7 @@ pub(super) fn attach(
 ) -> Result<bool, Problem> {
     if options.iter().any(|list| !list.is_empty()) && MountOptions::parse(options)? != one.options {
         return Err(Problem::failure(format!(
-            "its store is that of volume {}, which {} and goes on with the options that it has: give none, or the same",
+            "volume {} has this store already; it {}, and keeps its options: give none, or the same ones",
             one.id,
             if one.is_seen() { format!("is attached at {}", one.path().shown()) } else { held(one) },
         )));
@@ -111,13 +111,13 @@ pub(super) fn attach(
 }
 
 fn held(one: &Attached) -> String {
-    format!("was detached from {} and is held", one.path().shown())
+    format!("was detached from {} and is still held", one.path().shown())
 }
 
 /// Why a volume cannot be attached again.
 pub(super) fn is_ending(one: &Attached) -> String {
     let id = &one.id;
     format!(
-        "volume {id}, which has the store, is ending: `watertight wait {id}` tells when the store is free"
+        "volume {id}, which has the store, is ending: `watertight wait {id}` returns when the store is free"
     )
 }

@@ -152,7 +152,7 @@ impl Attached {
         let Some(registration) = registration.as_mut() else { return };
         all.list.lock().change_path(self, || path.clone_into(&mut self.path.lock()));
         if let Err(problem) = registration.set_mountpoint(path) {
-            tracing::error!(volume = self.volume.name(), %problem, "where the volume was moved could not be written down");
+            tracing::error!(volume = self.volume.name(), %problem, "cannot record the path that the volume was moved to");
         }
     }
 
@@ -187,7 +187,7 @@ impl Attached {
             }
         }
         if let Err(problem) = registration.finish(ended.clone()) {
-            tracing::error!(volume = self.volume.name(), %problem, "how the volume ended could not be written down");
+            tracing::error!(volume = self.volume.name(), %problem, "cannot record how the volume ended");
         }
         figures::emit_end(&self.volume, &ended);
         self.ended.send_replace(Some(ended));
@@ -252,7 +252,7 @@ impl Service for Attached {
     }
 
     fn umount(&self, request: UmountRequest) -> Result<UmountReply, String> {
-        let all = self.all.upgrade().ok_or("its mount process is leaving")?;
+        let all = self.all.upgrade().ok_or("its mount process is ending")?;
         let shown = self.path();
         let mountpoint =
             all.mountpoints().into_iter().filter(|mountpoint| shown.starts_with(&mountpoint.path));

@@ -67,7 +67,7 @@ impl Attachments {
         let Some(first) = self.root.mount_now().filter(|mount| mount.root == Path::new("/")) else {
             let first = self.root.mount.mountpoint.shown();
             return Err(format!(
-                "{first}, its first mountpoint, is not mounted any more: nothing can be cloned"
+                "the volume cannot be cloned: its first mountpoint, {first}, is no longer mounted"
             ));
         };
         let target = checks::mountpoint(Path::new(&request.mountpoint)).map_err(words)?;
@@ -120,7 +120,7 @@ impl Attachments {
             let started = std::thread::Builder::new().name("clones".to_owned()).spawn(move || look(&all));
             if let Err(error) = started {
                 self.clones.0.lock().is_watched = false;
-                tracing::error!(%error, "what is unmounted other than by `watertight umount` is not noticed");
+                tracing::error!(%error, "cannot watch the mount table: unmounts by other programs than `watertight umount` go unnoticed");
             }
         }
         Ok(CloneReply { mountpoint: Name::of(target) })
@@ -140,11 +140,11 @@ impl Attachments {
         let path = Path::new(&request.mountpoint);
         let table = MountTable::read();
         let Some(mount) = table.at(path).filter(|mount| Device::of(mount) == self.root.device()) else {
-            return Err(format!("{} is none of the volume's mountpoints", path.shown()));
+            return Err(format!("{} is not a mountpoint of the volume", path.shown()));
         };
         if table.others(mount).next().is_none() {
             return Err(format!(
-                "{} is the volume's only mountpoint: its end is the volume's, see `umount`",
+                "{} is the volume's only mountpoint: call `umount`, which ends the volume",
                 path.shown()
             ));
         }

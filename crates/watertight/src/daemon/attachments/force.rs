@@ -190,7 +190,7 @@ pub(super) fn unless_given_up<T: Send + 'static>(
 }
 
 fn panicked() -> String {
-    "the detach failed: it panicked, which the mount process's log has".to_owned()
+    "the detach panicked; see the mount process's log".to_owned()
 }
 
 fn next<T>(queue: &Mutex<impl Iterator<Item = T>>) -> Option<T> {

@@ -16,7 +16,7 @@ pub(super) fn within<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Option<T>> {
     let result = spawn_for_result("bench", work)
-        .map_err(|error| Problem::failure(format!("bench: no thread: {error}")))?;
+        .map_err(|error| Problem::failure(format!("bench: cannot start a thread: {error}")))?;
     match result.recv_timeout(limit) {
         Ok(done) => Ok(Some(done)),
         Err(RecvTimeoutError::Timeout) => Ok(None),

@@ -23,20 +23,20 @@ const ALL: u64 = SIGNALS * TELLERS as u64;
 const LONG: Duration = Duration::from_secs(20);
 
 pub(super) fn show(table: &mut Table) -> Result<()> {
-    heading(&format!("Events: {TELLERS} threads tell a third one {SIGNALS} times each:"));
+    heading(&format!("Events: {TELLERS} threads signal a third one {SIGNALS} times each:"));
     let (heard, without) = live("epoll(7)", || by_the_kernel().map_err(|error| failed("epoll(7)", &error)));
     is_whole(heard?)?;
     step(&format!(
-        "by the kernel's epoll(7), each a system call, it has heard all after {}",
+        "by the kernel's epoll(7), each signal a system call, it has received all after {}",
         units::duration(without)
     ));
     let (heard, with) = live("eventpoll", || by_eventpoll().map_err(|error| failed("eventpoll", &error)));
     is_whole(heard?)?;
     step(&format!(
-        "by the way a volume's events go, after {}: who tells waits for nobody",
+        "by eventpoll, which carries a volume's events, after {}: a thread that signals never waits",
         units::duration(with)
     ));
-    let what = format!("{ALL} events heard after");
+    let what = format!("{ALL} events received after");
     table.row(&what, units::duration(without), units::duration(with));
     table.note("Events, without: the kernel's epoll(7) with eventfd(2).");
     Ok(())
@@ -46,7 +46,7 @@ fn is_whole(heard: u64) -> Result<()> {
     if heard == ALL {
         return Ok(());
     }
-    Err(failed("events", &format!("{heard} of {ALL} were heard")))
+    Err(failed("events", &format!("{heard} of {ALL} were received")))
 }
 
 fn by_the_kernel() -> io::Result<u64> {

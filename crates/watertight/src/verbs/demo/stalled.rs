@@ -33,8 +33,9 @@ pub(super) fn show(demo: &Demo, table: &mut Table) -> Result<()> {
     sync.arg(&stalled.mountpoint).stderr(Stdio::null());
     let answered = answered(demo.start(sync)?);
     let (told, _) = live("waiting for the stall", || heard.recv_timeout(LONG));
-    let with = told.map_err(|_| failed("events", &"no stall was told"))?.saturating_duration_since(begun);
-    step(&format!("`watertight events` says so {} after a sync had begun", units::duration(with)));
+    let with =
+        told.map_err(|_| failed("events", &"no event reported the stall"))?.saturating_duration_since(begun);
+    step(&format!("`watertight events` reports it {} after a sync began", units::duration(with)));
 
     let together = beside(demo)?;
     let (alone, together) = (units::duration(alone), units::duration(together));
@@ -60,13 +61,13 @@ pub(super) fn show(demo: &Demo, table: &mut Table) -> Result<()> {
         answered.recv_timeout(LONG).map_err(|_| failed("sync", &"it goes on for a volume that is gone"))?;
     let without = without.saturating_duration_since(begun);
     step(&format!(
-        "only then did that sync end, after {}: who waits for it alone learns nothing",
+        "only then did that sync end, after {}: a caller that only waits for it learns nothing",
         units::duration(without)
     ));
     // How long it would have gone on is not measured: it was ended.
     let without = format!("not in {}", units::duration(without));
-    table.row("hear of a stalled store after", without, units::duration(with));
-    table.note("Stall, without: a sync of one's own, which had not returned when it was ended.");
+    table.row("stalled store reported after", without, units::duration(with));
+    table.note("Stall, without: the sync itself, which had not returned when it was ended.");
     table.row("umount --force of the stalled one", "", units::duration(took));
     Ok(())
 }

@@ -29,7 +29,7 @@ pub(super) fn show(demo: &Demo, table: &mut Table) -> Result<()> {
         }
     };
     let without = tenants.sync(demo, "vanilla")?;
-    step(&format!("where syncs wait for everybody's limits, b waits {}", units::duration(without)));
+    step(&format!("where a sync waits for every cgroup's limit, b waits {}", units::duration(without)));
     let with = tenants.sync(demo, "boost")?;
     step(&format!("here b waits {}; what was written for it is a's debt", units::duration(with)));
     table.row("sync beside a throttled tenant", units::duration(without), units::duration(with));
@@ -47,9 +47,9 @@ struct Tenants {
 impl Tenants {
     fn make(demo: &Demo) -> Result<Self> {
         let tree = Hierarchy::find(&Choice::Auto).ok().flatten();
-        let tree = tree.ok_or_else(|| Problem::failure("no tree of cgroups is mounted"))?;
+        let tree = tree.ok_or_else(|| Problem::failure("no cgroup hierarchy is mounted"))?;
         let own = tree.path_of(std::process::id());
-        let own = own.ok_or_else(|| Problem::failure("its own cgroup is not to be seen"))?;
+        let own = own.ok_or_else(|| Problem::failure("its own cgroup is not visible"))?;
         let both = own.join(format!("watertight-demo-{}", std::process::id()));
         let directory = tree.mountpoint().join(&both);
         let tenants = Self {

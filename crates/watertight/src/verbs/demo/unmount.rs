@@ -68,6 +68,6 @@ fn refused_while_open(demo: &Demo, volume: &Volume) -> Result<()> {
     }
     let said = String::from_utf8_lossy(&refused.stderr);
     let holder = said.lines().nth(1).unwrap_or("").trim();
-    step(&format!("while a file is open, `watertight umount` refuses and says by whom:\n     {holder}"));
+    step(&format!("while a file is open, `watertight umount` refuses and names the holder:\n     {holder}"));
     Ok(())
 }

@@ -81,5 +81,5 @@ fn may_be_news(name: &[u8]) -> bool {
 }
 
 fn failed(error: io::Error) -> Problem {
-    Problem::failure(format!("new volumes cannot be watched for: {error}"))
+    Problem::failure(format!("cannot watch for new volumes: {error}"))
 }

@@ -78,8 +78,8 @@ fn words(what: &EventKind) -> (Colour, String) {
             };
             lasts(
                 *edge,
-                format!("{limit} of {cgroup} holds its writers up"),
-                format!("{limit} of {cgroup} holds nobody up any more"),
+                format!("{limit} of {cgroup} throttles its writers"),
+                format!("{limit} of {cgroup} no longer throttles its writers"),
             )
         }
         EventKind::Stall { edge: Edge::Begins } => {
@@ -113,8 +113,11 @@ mod tests {
             "failed: 5 bytes of 1 files were not written"
         );
         let limit = |limit, edge| say(EventKind::Limit { cgroup: "/t/a".into(), limit, edge });
-        assert_eq!(limit(Limit::IoMax, Edge::Begins), "io.max of /t/a holds its writers up");
-        assert_eq!(limit(Limit::DirtyMax, Edge::Ends), "memory.dirty_max of /t/a holds nobody up any more");
+        assert_eq!(limit(Limit::IoMax, Edge::Begins), "io.max of /t/a throttles its writers");
+        assert_eq!(
+            limit(Limit::DirtyMax, Edge::Ends),
+            "memory.dirty_max of /t/a no longer throttles its writers"
+        );
         assert_eq!(say(EventKind::Gap { lost: 1 }), "gap: 1 event is missing");
         assert_eq!(say(EventKind::Gap { lost: 7 }), "gap: 7 events are missing");
     }

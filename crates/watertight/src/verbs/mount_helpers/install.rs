@@ -32,7 +32,7 @@ pub fn run(args: &InstallHelpersArgs) -> Result<()> {
         return Err(Problem::usage(format!("{} is not the absolute path of a directory", dir.shown())));
     }
     if !dir.is_dir() {
-        return Err(Problem::usage(format!("{} is no directory", dir.shown())));
+        return Err(Problem::usage(format!("{} is not a directory", dir.shown())));
     }
     let program = program()?;
     let (mut own, mut others) = (Vec::new(), Vec::new());
@@ -71,7 +71,7 @@ pub fn run(args: &InstallHelpersArgs) -> Result<()> {
 /// This program, wherever it was found.
 fn program() -> Result<PathBuf> {
     std::env::current_exe()
-        .map_err(|error| Problem::failure(format!("this program's own path is not known: {error}")))
+        .map_err(|error| Problem::failure(format!("cannot find this program's own path: {error}")))
 }
 
 /// A path with a helper's name that was not made by this verb, or by a package of ours: anything
@@ -80,7 +80,7 @@ fn program() -> Result<PathBuf> {
 fn of_another(link: &Path, program: &Path) -> Option<String> {
     let shown = link.shown();
     if !fs::symlink_metadata(link).is_ok_and(|meta| meta.is_symlink()) {
-        return link.exists().then(|| format!("{shown} is no symbolic link"));
+        return link.exists().then(|| format!("{shown} is not a symbolic link"));
     }
     let target = fs::read_link(link).ok()?;
     let is_ours = target.file_name() == Some(OsStr::new("watertight"))

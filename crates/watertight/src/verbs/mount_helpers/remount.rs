@@ -52,7 +52,7 @@ pub(super) fn run(call: &MountCall) -> Result<()> {
     let is_there = |mount: &Mount| mountinfo::is_ours(mount) && path.as_deref() == Some(&mount.mountpoint);
     let Some(mount) = mount.filter(is_there) else {
         return Err(Problem::usage(format!(
-            "{shown} is no mountpoint of a volume: nothing can be remounted"
+            "{shown} is not a mountpoint of a volume: it cannot be remounted"
         )));
     };
     let flags = flags(now(&mount)?, &call.options, call.sloppy)?;
@@ -146,7 +146,7 @@ fn remount(mount: &Mount, flags: MountFlags) -> Result<()> {
     let path = mount.mountpoint.shown();
     mount_remount(&mount.mountpoint, flags, "").map_err(|error| match error {
         Errno::BUSY => Problem::failure(format!(
-            "{path} is busy (EBUSY): files are open for writing; `watertight status --holders {path}` names who has files open"
+            "{path} is busy (EBUSY): files are open for writing; `watertight status --holders {path}` names the processes that have files open"
         )),
         error => Problem::failure(format!("cannot remount {path}: {error}")),
     })

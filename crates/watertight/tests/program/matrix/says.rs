@@ -104,7 +104,7 @@ fn complete_when_let_go(way: &Way, setting: Setting) {
     let out = way.go(&cell).ok();
     // A helper prints nothing where umount(8) would print nothing.
     if matches!(way, Way::Verb(_)) {
-        out.says(&std::process::id().to_string()).says("its data follows");
+        out.says(&std::process::id().to_string()).says("its data is being written");
     }
     assert!(!cell.is_mounted());
     assert_eq!(cell.rig.volume()["state"], "detached");
