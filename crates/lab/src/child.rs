@@ -70,7 +70,7 @@ impl Server {
         self.wait_for_mount(&mut mounts).map_err(|error| {
             let said = std::fs::read_to_string(log).unwrap_or_default();
             let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
-            error.context(format!("the server's last words: {}", last.trim()))
+            error.context(format!("the server's last output: {}", last.trim()))
         })
     }
 
@@ -129,7 +129,7 @@ impl Server {
         wait(&mut fds, END_MAX)?;
         let has_ended = fds[0].revents().contains(PollFlags::IN);
         let _gone_already = rustix::mount::unmount(&self.mountpoint, UnmountFlags::DETACH);
-        ensure!(has_ended, "a server that was killed is there after {} s", END_MAX.as_secs());
+        ensure!(has_ended, "a server that was killed still exists after {} s", END_MAX.as_secs());
         self.child.wait().context("cannot wait for the server")?;
         Ok(())
     }

@@ -23,7 +23,7 @@ use std::time::SystemTime;
 struct Arguments {
     /// The experiment
     experiment: String,
-    /// End within a minute: good for a look, the tails are not stable
+    /// End within a minute: for a first impression, the tails are not stable
     #[arg(long)]
     quick: bool,
     /// Write the rows as JSON to FILE
@@ -61,13 +61,13 @@ fn experiments_help() -> String {
         ));
     }
     help.push_str(
-        "Not experiments:\n  host    measures what the kernel and this host give Watertight (lab host --help)\n  \
+        "Not experiments:\n  host    measures what the kernel and this host offer to Watertight (lab host --help)\n  \
          report  makes docs/RESULTS.md, docs/KERNELS.md and the plots from docs/results (lab report --help)\n",
     );
     help.push_str(
-        "  kernels  boots kernels, and measures their own mechanisms beside ours (lab kernels --help)\n  \
+        "  kernels  boots kernels, and measures their own mechanisms beside Watertight's (lab kernels --help)\n  \
          modules  finds circles among the modules of each crate (lab modules --help)\n  \
-         mutants  lists and runs what the claims about concurrency are proved by (lab mutants --help)\n",
+         mutants  lists and runs the mutants that check the claims about concurrency (lab mutants --help)\n",
     );
     help
 }

@@ -34,7 +34,7 @@ impl Control {
         )?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).with_context(|| format!("{method} {path}"))?;
-        let (head, body) = answer.split_once("\r\n\r\n").context("an answer without an end of its head")?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("the response has no end of its header")?;
         ensure!(head.contains(" 200 "), "{method} {path}: {body}");
         Ok(serde_json::from_str(body)?)
     }

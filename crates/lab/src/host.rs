@@ -26,25 +26,24 @@ use crate::machine::{self, Machine};
 /// The name of the command.
 pub(crate) const COMMAND: &str = "host";
 
-/// Measures what the running kernel and this host give Watertight. As root; mounts in temporary
+/// Measures what the running kernel and this host offer to Watertight. As root; mounts in temporary
 /// directories, calls sync(2) and drops the kernel's caches.
 #[derive(Debug, Parser)]
 #[command(name = "lab host")]
 struct Arguments {
-    /// Write what was found as JSON to FILE
+    /// Write the results as JSON to FILE
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also start this `watertight` where things are missing, and keep what it says
+    /// Also start this `watertight` where things are missing, and record what it prints
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
     /// The host's name in tables [default: the kernel's release]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// What this host was made to lack, for the tables
+    /// The feature that this host was made to lack, for the tables
     #[arg(long, value_name = "WHAT")]
     lacking: Option<String>,
-    /// Measure nothing: put what these files say into the file of --json, which may have other
-    /// hosts
+    /// Measure nothing: merge these files into the file of --json, which may have other hosts
     #[arg(long, value_name = "FILE", num_args = 1.., requires = "json")]
     collect: Vec<PathBuf>,
 }

@@ -88,7 +88,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     }
     if !is_good {
         eprintln!(
-            "lab: modules: move what these share to a module below them; only if that cannot be, to {KNOWN}"
+            "lab: modules: move what these share to a module below them; if that is impossible, add the circle to {KNOWN}"
         );
     }
     Ok(is_good)

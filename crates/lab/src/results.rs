@@ -83,7 +83,7 @@ fn first_difference(there: &str, wanted: &str) -> String {
         Some((number, (there, wanted))) => {
             let short = |line: &str| line.chars().take(160).collect::<String>();
             format!(
-                ":{}: is not what the JSON gives\n  there: {}\n  JSON:  {}",
+                ":{}: differs from the JSON\n  there: {}\n  JSON:  {}",
                 number + 1,
                 short(there),
                 short(wanted)

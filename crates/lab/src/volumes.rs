@@ -194,7 +194,7 @@ impl Session<'_> {
         });
         let (target, most) = idle.max_by_key(|(_, cpu)| *cpu)?;
         Some(format!(
-            "Servers outside of their own slices used little processor time: the most, {} ms in the whole run, by {target}.",
+            "Servers used little processor time outside of their own slices: at most {} ms in the whole run, by {target}.",
             most.as_millis()
         ))
     }

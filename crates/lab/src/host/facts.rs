@@ -137,7 +137,7 @@ pub(super) const ALL: [Fact; 26] = [
         title: "syncfs(2) reaches the server (`fuseblk`)",
         how: "the server holds the answer to SYNCFS back; the call returns after the answer, or before",
         used_for: "`sync -f` and syncfs(2) return when what was written is durable",
-        without: "a page of the mount's device tells of syncs instead, see below; who calls is not known then, and `sync_isolation` is for `watertight sync` only",
+        without: "a page of the mount's device reports syncs instead, see below; the caller is not known then, and `sync_isolation` is for `watertight sync` only",
         measure: asked::syncfs_on_fuseblk,
     },
     Fact {
@@ -160,7 +160,7 @@ pub(super) const ALL: [Fact; 26] = [
         name: "syncs-wait",
         title: "sync(2) and syncfs(2) of a volume return when all is on its store",
         how: "a volume is mounted as root does it, a file written, `sync -f` and then `sync` called, and the store looked at",
-        used_for: "what every program expects of sync(2). Where the kernel sends no SYNCFS, a page of the mount's device tells of syncs",
+        used_for: "what every program expects of sync(2). Where the kernel sends no SYNCFS, a page of the mount's device reports syncs",
         without: "sync(2) and syncfs(2) return at once; fsync(2), `watertight sync` and the unmount wait. The mount and `status` say so, by what they saw the kernel do",
         measure: asked::syncs_wait,
     },

@@ -100,7 +100,7 @@ impl Own {
             }
             // ORDERING: Relaxed, as above.
             "waiting" => return Ok(format!("ok {}", self.waiting.load(Ordering::Relaxed))),
-            _ => bail!("`{verb}` is nothing to be done"),
+            _ => bail!("`{verb}` is not a command"),
         }
         Ok("ok".to_owned())
     }

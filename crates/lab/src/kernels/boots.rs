@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// The file that a kernel leaves in its report.
 const RESULT: &str = "kernels.json";
 
-/// Boots kernels, and measures their own mechanisms beside ours in each.
+/// Boots kernels, and measures their own mechanisms beside Watertight's in each.
 #[derive(Debug, Parser)]
 #[command(name = "lab kernels")]
 struct Arguments {
@@ -40,7 +40,7 @@ struct Arguments {
     /// s4 (epoll)
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     only: Vec<String>,
-    /// Samples of each row that takes little time, instead of 40
+    /// Samples of each short row, instead of 40
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     runs: Option<u16>,
     /// Write the rows as JSON to FILE
@@ -104,7 +104,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
     }
     drop(progress);
-    ensure!(!collected.is_empty(), "no kernel brought anything back");
+    ensure!(!collected.is_empty(), "no kernel left a result");
     let choice = Choice { figures: Figure::ALL[..5].to_vec(), ..Choice::default() };
     let document = collected.document(command(), machine::commit(&harness.0), now());
     let tables = document.tables(&super::document::baseline(), &choice);
@@ -128,7 +128,7 @@ struct Harness(PathBuf);
 
 impl Harness {
     fn find() -> anyhow::Result<Self> {
-        let tree = cli::source_tree().canonicalize().context("where is the source?")?;
+        let tree = cli::source_tree().canonicalize().context("cannot find the source tree")?;
         let scripts = tree.ancestors().map(|directory| directory.join("tests/kernels"));
         let found = scripts.into_iter().find(|scripts| scripts.join("boot").is_file());
         found.map(Self).with_context(|| format!("there is no tests/kernels above {}", tree.display()))
@@ -151,7 +151,7 @@ struct Inside<'a> {
 impl<'a> Inside<'a> {
     fn new(harness: &'a Harness, settings: &Settings, runs: Option<u16>) -> anyhow::Result<Self> {
         let program = program(settings).map_err(anyhow::Error::msg)?;
-        let lab = std::env::current_exe().context("where is this executable?")?;
+        let lab = std::env::current_exe().context("cannot find this executable")?;
         let output = harness.script("image").arg(&lab).arg(&program).stderr(Stdio::inherit()).output()?;
         ensure!(output.status.success(), "tests/kernels/image failed");
         let image = PathBuf::from(String::from_utf8(output.stdout)?.trim());
@@ -217,10 +217,10 @@ impl<'a> Inside<'a> {
         follow(&mut boot, kernel, &report.join("console"), settings, progress)?;
         let status = boot.wait()?;
         let Ok(text) = fs::read_to_string(report.join(RESULT)) else {
-            bail!("nothing came back: {}", fs::read_to_string(&said).unwrap_or_default().trim());
+            bail!("the guest left no result: {}", fs::read_to_string(&said).unwrap_or_default().trim());
         };
         if !status.success() {
-            progress.say(&format!("{kernel}: the guest did not end well: {}", last_words(report)));
+            progress.say(&format!("{kernel}: the guest failed: {}", last_words(report)));
         }
         Document::from_json(&text).with_context(|| format!("{kernel}: its report"))
     }

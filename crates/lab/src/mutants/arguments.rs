@@ -14,7 +14,7 @@ pub(super) struct Arguments {
     /// Write docs/PROOFS.md
     #[arg(long, conflicts_with_all = ["check", "run"])]
     pub(super) write: bool,
-    /// Write nothing; fail if docs/PROOFS.md is not what the sources say, or mutants are gone
+    /// Write nothing; fail if docs/PROOFS.md differs from the sources, or mutants are missing
     #[arg(long, conflicts_with = "run")]
     pub(super) check: bool,
     /// Run the tests that catch these mutants, by name or by how their names begin; all, if none is

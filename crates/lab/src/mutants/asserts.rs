@@ -151,7 +151,7 @@ impl<'a> Visit<'a> for Reader<'_> {
         if is_assert && !is_own && self.read(call).is_none() {
             let file = self.module.map(|module| module.file.display().to_string()).unwrap_or_default();
             let line = line_of(call);
-            self.faults.push(format!("{file}:{line}: which mutants are caught here cannot be told"));
+            self.faults.push(format!("{file}:{line}: cannot tell which mutants are caught here"));
         }
         visit::visit_expr_call(self, call);
     }

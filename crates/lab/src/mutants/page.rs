@@ -173,8 +173,8 @@ pub(super) fn difference(there: &str, wanted: &str) -> Option<String> {
     let mut lines = there.lines().zip(wanted.lines()).enumerate();
     Some(match lines.find(|(_, (there, wanted))| there != wanted) {
         Some((number, (there, wanted))) => {
-            format!(":{}: is not what the sources say\n  there:   {there}\n  sources: {wanted}", number + 1)
+            format!(":{}: differs from the sources\n  there:   {there}\n  sources: {wanted}", number + 1)
         }
-        None => ": is longer or shorter than what the sources say".to_owned(),
+        None => ": is longer or shorter than what the sources give".to_owned(),
     })
 }

@@ -85,7 +85,7 @@ impl<'a> Visit<'a> for Finder<'_> {
                 let texts = texts_of(called(argument).as_deref(), &self.file, self.modules);
                 if texts.is_empty() {
                     let file = self.file.display();
-                    self.faults.insert(format!("{file}:{line}: which mutant is asked for cannot be told"));
+                    self.faults.insert(format!("{file}:{line}: cannot tell which mutant is asked for"));
                 }
                 texts.into_iter().for_each(|(name, line)| self.add(name, line));
             }

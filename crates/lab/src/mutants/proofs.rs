@@ -119,7 +119,7 @@ impl Catch {
             }
         }
         // What it runs may be part of other builds as well.
-        let checker = asserting.checker.ok_or_else(|| format!("which checker runs {by} cannot be told"))?;
+        let checker = asserting.checker.ok_or_else(|| format!("cannot tell which checker runs {by}"))?;
         let is_passed_over = target.has_unit_tests()
             && checker != Checker::Plain
             && !test.split("::").any(|module| module == MODULE);

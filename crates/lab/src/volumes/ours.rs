@@ -47,7 +47,7 @@ fn executable(messages: &str) -> Option<PathBuf> {
 }
 
 fn beside() -> anyhow::Result<PathBuf> {
-    let this = std::env::current_exe().context("where is this executable?")?;
+    let this = std::env::current_exe().context("cannot find this executable")?;
     let path = this.with_file_name(PROGRAM);
     ensure!(path.is_file(), "no {}", path.display());
     Ok(path)

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 /// The null server: this executable itself.
 pub(crate) fn null(dirs: &RunDirs) -> Target {
-    let start = std::env::current_exe().context("where is this executable?").and_then(|this| {
+    let start = std::env::current_exe().context("cannot find this executable").and_then(|this| {
         let mut command = Command::new(this);
         let root = dirs.mountpoint("null")?;
         command.arg(null_server::COMMAND).arg(&root);
@@ -76,7 +76,7 @@ pub(crate) fn tmpfs(dirs: &RunDirs) -> Target {
     if dirs.kind() == Kind::Tmpfs {
         return Target::new("tmpfs", directory(dirs.store("tmpfs")), NOTE);
     }
-    let none = || Start::Impossible("not at hand: neither --source nor /dev/shm is on tmpfs".to_owned());
+    let none = || Start::Impossible("not available: neither --source nor /dev/shm is on tmpfs".to_owned());
     let start = dirs.shared_memory("tmpfs").map_or_else(none, directory);
     Target::new("tmpfs", start, NOTE)
 }

@@ -199,7 +199,7 @@ pub(super) fn syncs_wait() -> anyhow::Result<Found> {
     match (syncfs?, sync?) {
         (true, true) if callers => yes("both, by SYNCFS: each by the policy of its caller's cgroup"),
         (true, true) => {
-            yes("both, by a page of the mount's device: whoever calls waits for everybody's data")
+            yes("both, by a page of the mount's device: each caller waits for the data of all cgroups")
         }
         (syncfs, sync) => no(format!("on the store after syncfs(2): {syncfs}; after sync(2): {sync}")),
     }
