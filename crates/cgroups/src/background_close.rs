@@ -21,7 +21,7 @@ pub(crate) struct BackgroundClose {
 impl BackgroundClose {
     pub(crate) fn new(inotify: OwnedFd) -> Self {
         let ring = ring_of(&inotify).inspect_err(
-            |error| tracing::debug!(%error, "no io_uring: the end of an inotify instance is waited for"),
+            |error| tracing::debug!(%error, "no io_uring: the thread that closes an inotify instance waits until it has ended"),
         );
         Self { inotify, _ring: ring.ok() }
     }

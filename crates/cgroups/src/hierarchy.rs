@@ -36,7 +36,7 @@ pub enum Choice {
 #[non_exhaustive]
 pub enum Error {
     /// It is not mounted.
-    #[error("no tree of cgroups with {wanted} is mounted here; there are: {found}")]
+    #[error("no cgroup hierarchy with {wanted} is mounted here; there are: {found}")]
     NotMounted {
         /// The requested controller.
         wanted: String,

@@ -93,7 +93,7 @@ impl Watch {
     ) -> std::io::Result<Self> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK);
         if let Err(error) = &inotify {
-            tracing::warn!(%error, "no inotify: the end of cgroups is looked for twice a second");
+            tracing::warn!(%error, "no inotify: polling for removed cgroups twice a second");
         }
         let inner = Arc::new(Inner {
             tree,
@@ -188,7 +188,7 @@ impl Inner {
         if let Err(error) = poll(&mut fds, timeout)
             && error != rustix::io::Errno::INTR
         {
-            tracing::error!(%error, "cgroups are not watched any more");
+            tracing::error!(%error, "removed cgroups are not noticed any more");
             return false;
         }
         let _nothing_there = rustix::io::read(&self.wake, &mut [0; 8]);
@@ -298,7 +298,7 @@ impl Inner {
             Some(Err(rustix::io::Errno::NOENT)) => {}
             // ORDERING: Relaxed, as `stopping`.
             Some(Err(error)) if !self.must_poll.swap(true, Ordering::Relaxed) => {
-                tracing::warn!(%error, "the end of some cgroups is looked for twice a second");
+                tracing::warn!(%error, "cannot watch every cgroup: polling for removed ones twice a second");
                 self.wake();
             }
             Some(Err(_)) | None => {}

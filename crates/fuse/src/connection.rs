@@ -114,7 +114,7 @@ impl Connection {
         std::thread::scope(|scope| {
             let sync = || {
                 if let Err(error) = self.tree.root().volume.sync_all() {
-                    tracing::debug!(%error, "tried again at the volume's end");
+                    tracing::debug!(%error, "the sync failed; the volume's end tries again");
                 }
             };
             let own = std::thread::Builder::new().spawn_scoped(scope, sync);
@@ -130,7 +130,7 @@ impl Connection {
         if let Some(handler) = handler
             && catch_unwind(AssertUnwindSafe(handler)).is_err()
         {
-            tracing::error!("the handler of the end panicked");
+            tracing::error!("the handler for the end of the connection panicked");
         }
         if let Some(detector) = &self.page {
             detector.page.end();

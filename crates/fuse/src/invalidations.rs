@@ -214,7 +214,7 @@ mod schedules {
         invalidate(6);
         other.join().unwrap();
         invalidations.wait();
-        assert_eq!(sent(&reader), 4, "the kernel was not told");
+        assert_eq!(sent(&reader), 4, "the kernel was not notified");
     }
 
     /// An invalidation in the queue has a thread that sends it to the kernel.
@@ -226,6 +226,6 @@ mod schedules {
     #[test]
     fn mutant_without_a_thread_for_what_came_last() {
         let test = "invalidations::schedules::all_that_is_on_the_list_is_told";
-        mutant::assert_caught(test, &["teller-ends-late"], "the kernel was not told");
+        mutant::assert_caught(test, &["teller-ends-late"], "the kernel was not notified");
     }
 }

@@ -181,7 +181,7 @@ impl Mount {
         let Some(info) = &self.info else { return };
         let file = info.bdi_dir(matches!(self.kind, MountKind::FuseBlk { .. })).join("read_ahead_kb");
         if let Err(error) = std::fs::write(&file, (READAHEAD_BYTES / 1024).to_string()) {
-            tracing::debug!(file = %file.display(), %error, "read-ahead stays as it is");
+            tracing::debug!(file = %file.display(), %error, "cannot set the read-ahead");
         }
     }
 }
@@ -248,7 +248,7 @@ fn serve_device(options: &MountOptions) -> Option<(SyncDevice, loopdev::LoopDevi
         if !IS_IO_FLUSHER.load(Ordering::Acquire) {
             // The mount's first sync is not seen then; the log says so where it matters.
             tracing::debug!(
-                "no device that tells of syncs: this process may have to wait for its own pages (PR_SET_IO_FLUSHER needs CAP_SYS_RESOURCE)"
+                "no device that reports syncs: this process may have to wait for its own pages (PR_SET_IO_FLUSHER needs CAP_SYS_RESOURCE)"
             );
             return None;
         }
@@ -256,7 +256,7 @@ fn serve_device(options: &MountOptions) -> Option<(SyncDevice, loopdev::LoopDevi
     let made = SyncDevice::new(&options.fsname, loopdev::BYTES, options.syncs == Syncs::ByPage)
         .map_err(|error| error.to_string())
         .and_then(|(served, file)| Ok((served, loopdev::LoopDevice::over(file.as_fd())?)));
-    made.inspect_err(|error| tracing::debug!(error, "no device that tells of syncs")).ok()
+    made.inspect_err(|error| tracing::debug!(error, "no device that reports syncs")).ok()
 }
 
 /// Whether the kernel is older than those that send SYNCFS. Its actual behaviour is seen later;
@@ -287,7 +287,9 @@ pub fn will_serve() {
     match rustix::process::configure_io_flusher_behavior(true) {
         // ORDERING: Release, for `serve_device`.
         Ok(()) => IS_IO_FLUSHER.store(true, Ordering::Release),
-        Err(error) => tracing::debug!(%error, "this process may wait for memory like any other"),
+        Err(error) => {
+            tracing::debug!(%error, "cannot mark this process as one that cleans memory (PR_SET_IO_FLUSHER)")
+        }
     }
 }
 

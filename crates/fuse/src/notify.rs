@@ -31,7 +31,7 @@ pub enum NotifyError {
     #[error("the connection has ended")]
     Ended,
     /// The host gives no thread to send notifications.
-    #[error("there is no thread to tell the kernel with")]
+    #[error("cannot start the thread that notifies the kernel")]
     NoThread,
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn send(dev: &Dev, invalidation: &Invalidation) {
     match sent {
         // Not found: the kernel does not remember it.
         Ok(()) | Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => {}
-        Err(error) => tracing::warn!(note = ?invalidation, %error, "the kernel did not take a notification"),
+        Err(error) => tracing::warn!(note = ?invalidation, %error, "the kernel refused a notification"),
     }
 }
 

@@ -123,7 +123,7 @@ fn was_taken(unique: u64, sent: Result<(), Errno>) -> bool {
         // No caller waits for the request any more, or the connection has ended.
         Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => false,
         Err(error) => {
-            tracing::error!(unique, %error, "the kernel did not take an answer");
+            tracing::error!(unique, %error, "the kernel refused a reply");
             false
         }
     }

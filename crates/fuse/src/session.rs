@@ -262,7 +262,7 @@ impl Session {
         self.shared.in_flight.end();
         self.shared.tree.root().invalidations.end();
         if watcher.join().is_err() {
-            tracing::error!("the session's watching thread panicked");
+            tracing::error!("the session's watcher thread panicked");
         }
         outcome
     }
@@ -276,7 +276,7 @@ impl Session {
             }
             Err(reason) if self.needs_uring => Err(SessionError::NoUring { reason }),
             Err(reason) => {
-                tracing::warn!(reason, "requests come over /dev/fuse after all");
+                tracing::warn!(reason, "cannot use io_uring: requests come over /dev/fuse");
                 *self.shared.transport.lock() = Transport::Readers { reason };
                 Ok(())
             }
@@ -326,7 +326,7 @@ fn hear(mount: &Mount, served: &SyncDevice) -> Option<SyncDetector> {
     let MountKind::FuseBlk { loop_device } = mount.kind() else { return None };
     let connection = mount.info().map(crate::mount::MountInfo::connection_dir);
     SyncDetector::new(loop_device, connection, served.is_only_way)
-        .inspect_err(|error| tracing::debug!(%error, "syncs of the mount are not heard: nobody may write to its device"))
+        .inspect_err(|error| tracing::debug!(%error, "syncs of the mount go unnoticed: cannot open its device for writing"))
         .ok()
 }
 

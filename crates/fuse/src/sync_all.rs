@@ -397,7 +397,7 @@ impl SyncAll {
             let syncs = Arc::clone(self);
             let named = thread::Builder::new().name("wt-fuse-sync".to_owned()).stack_size(STACK_BYTES);
             if let Err(error) = named.spawn(move || syncs.work()) {
-                tracing::warn!(%error, "no thread to sync attached volumes with");
+                tracing::warn!(%error, "cannot start a thread that syncs attached volumes");
                 let mut state = self.state.lock();
                 state.threads -= count - made;
                 if state.threads > state.stuck {

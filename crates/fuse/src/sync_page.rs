@@ -150,7 +150,7 @@ impl SyncPage {
                 self.state.store(CLEAN, Ordering::Relaxed);
                 // ORDERING: Relaxed, only that the log has it once.
                 if !self.has_failed.swap(true, Ordering::Relaxed) {
-                    tracing::error!(%error, "syncs of the mount are not heard: its device takes no page");
+                    tracing::error!(%error, "syncs of the mount go unnoticed: cannot write a page of its device");
                 }
             }
         }

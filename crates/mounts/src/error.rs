@@ -55,7 +55,7 @@ pub enum Error {
         bits: u32,
     },
     /// The first of the two calls that end a mount that is not used (EAGAIN).
-    #[error("the mount is marked as expiring; it ends if nobody uses it until the next call")]
+    #[error("the mount is marked as expiring; the next call ends it, unless it is used before")]
     Expiring,
     /// The handle allows walks only (EPERM).
     #[error("changing mounts is not permitted")]

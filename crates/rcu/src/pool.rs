@@ -180,7 +180,9 @@ impl<T: Send + 'static> Pool<T> {
 /// No second thread can be had: the tasks wait for this one. A subscriber of the log may panic,
 /// which must not end this thread.
 fn log(error: &io::Error) {
-    let _told = catch_unwind(AssertUnwindSafe(|| tracing::error!(%error, "no second thread for callbacks")));
+    let _told = catch_unwind(AssertUnwindSafe(
+        || tracing::error!(%error, "cannot start a second thread for callbacks"),
+    ));
 }
 
 #[cfg(not(shuttle))]

@@ -148,7 +148,7 @@ impl Core {
         if let Err(error) =
             thread::Builder::new().name("wt-later".to_owned()).spawn(move || core.run_deferred())
         {
-            tracing::warn!(%error, "no thread to close the files of a store that does not answer with");
+            tracing::warn!(%error, "cannot start a thread that closes the files of a store that does not answer");
             self.run_deferred();
         }
     }
@@ -158,7 +158,7 @@ impl Core {
         while let Some(left) = self.deferred_close.next() {
             // A panic over one must not keep the others open.
             if catch_unwind(AssertUnwindSafe(|| self.close_deferred(left))).is_err() {
-                tracing::error!("the store panicked over what was closed");
+                tracing::error!("the store panicked while a file was closed");
             }
         }
     }

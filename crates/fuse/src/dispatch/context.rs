@@ -164,7 +164,7 @@ impl RequestContext<'_> {
     fn invalidate<const N: usize>(&self, invalidations: [Invalidation; N]) {
         if let Err(error) = self.served().invalidations.invalidate(&self.shared.master, invalidations) {
             let volume = self.volume().name();
-            tracing::warn!(volume, %error, "the kernel may remember what has changed");
+            tracing::warn!(volume, %error, "the kernel was not notified: its caches may be stale");
         }
     }
 

@@ -85,7 +85,7 @@ impl Drop for Enabled {
         let Some(Restore { switch, lock }) = &self.0 else { return };
         match std::fs::write(switch, "N") {
             Ok(()) => note(lock, b""),
-            Err(error) => tracing::warn!(%error, "{} stays on", switch.display()),
+            Err(error) => tracing::warn!(%error, "cannot turn {} off again", switch.display()),
         }
     }
 }
@@ -145,7 +145,7 @@ fn is_noted(lock: &File) -> bool {
 fn note(lock: &File, what: &[u8]) {
     let noted = lock.set_len(0).and_then(|()| lock.write_all_at(what, 0));
     if let Err(error) = noted {
-        tracing::warn!(%error, "{LOCK} cannot be written");
+        tracing::warn!(%error, "cannot write {LOCK}");
     }
 }
 

@@ -73,7 +73,7 @@ impl SyncDevice {
         let this = Self { on_write: Arc::clone(&on_write), ended, is_only_way };
         spawn("wt-fuse-device", move || {
             if let Err(error) = serve(&Dev::new(dev), &served, &on_write) {
-                tracing::error!(%error, "the mount's device is served no more");
+                tracing::error!(%error, "serving the mount's device failed");
             }
             drop(ending);
         })?;

@@ -218,7 +218,7 @@ impl SyncTarget for AttachedVolume {
             let volume = self.volume.name();
             tracing::warn!(
                 volume,
-                "{volume} is left out of a sync of the mountpoint: its store does not answer; what it has dirty is not durable yet"
+                "{volume} is left out of a sync of the mountpoint: its store does not answer; its dirty data is not durable yet"
             );
         }
     }

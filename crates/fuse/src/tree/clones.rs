@@ -58,7 +58,7 @@ impl MountTree {
             None => tree.end_clone_named(&name),
         };
         if let Err(error) = std::thread::Builder::new().name("clone-end".to_owned()).spawn(end) {
-            tracing::error!(%error, "a clone that nobody uses stays until the mountpoint ends");
+            tracing::error!(%error, "a clone that no process uses stays until the mountpoint ends");
         }
     }
 
@@ -148,7 +148,7 @@ impl MountTree {
     /// the view, if it is a clone.
     fn end_namespace(&self, view: &NamespaceView, drop_mounts: impl FnOnce(&[MountId])) {
         if let Err(error) = view.namespace.shut_with(drop_mounts) {
-            tracing::error!(%error, "what is attached cannot be ended");
+            tracing::error!(%error, "cannot end the attached volumes");
         }
         self.drop_clone(view);
     }

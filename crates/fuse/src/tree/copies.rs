@@ -74,7 +74,7 @@ impl MountTree {
                     self.drop_if_unmounted(copy.mount);
                 }
                 Ok(None) => {}
-                Err(error) => tracing::error!(%error, "what was attached is not seen in a clone"),
+                Err(error) => tracing::error!(%error, "an attached volume is not visible in a clone"),
             }
         }
     }

@@ -50,7 +50,7 @@ impl MountTree {
         end_all(self.volumes());
         let views = [vec![Arc::clone(self.first())], self.clones()].concat();
         for error in views.iter().filter_map(|view| view.namespace.shut().err()) {
-            tracing::error!(%error, "what is attached cannot be ended");
+            tracing::error!(%error, "cannot end the attached volumes");
         }
         // Volumes that were attached meanwhile.
         end_all(self.volumes());

@@ -23,7 +23,7 @@ pub enum TreeError {
     #[error("{0} is not a directory")]
     NotDirectory(String),
     /// Paths here begin at the mountpoint, and have no `..`.
-    #[error("{0} is no path inside the mountpoint")]
+    #[error("{0} is not a path inside the mountpoint")]
     BadPath(String),
     /// The mountpoint itself can only be unmounted.
     #[error("this is the mountpoint itself")]

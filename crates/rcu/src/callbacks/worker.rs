@@ -293,6 +293,6 @@ impl Inner {
 /// Logs why there is no worker.
 fn log_spawn_failure(error: Option<io::Error>) {
     if let Some(error) = error {
-        tracing::error!(%error, "no thread for callbacks: they run when somebody waits for them, or one can be had");
+        tracing::error!(%error, "cannot start a callback worker: callbacks run when a caller waits for them, or once a worker starts");
     }
 }

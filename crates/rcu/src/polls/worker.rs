@@ -23,7 +23,7 @@ impl Inner {
         let lacking = state.spawn_failure.note(asked);
         drop(state);
         if let Some(error) = lacking {
-            tracing::error!(%error, "no thread for grace periods: they come with who asks or waits next");
+            tracing::error!(%error, "cannot start the grace-period thread: the next caller that polls or waits runs grace periods");
         }
     }
 

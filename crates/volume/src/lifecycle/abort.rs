@@ -133,7 +133,7 @@ impl Volume {
         };
         thread::will_make_threads();
         if let Err(error) = std::thread::Builder::new().name("wt-given-up".to_owned()).spawn(close) {
-            tracing::warn!(volume = self.name(), %error, "no thread to close the store with: its files stay open");
+            tracing::warn!(volume = self.name(), %error, "cannot start a thread that closes the store: its files stay open");
             // Until the process ends: closing them here might hang.
             let _kept: &'static _ = Box::leak(Box::new(kept));
             return;
@@ -257,7 +257,7 @@ impl Volume {
         };
         thread::will_make_threads();
         if let Err(error) = std::thread::Builder::new().spawn(ask) {
-            tracing::warn!(volume = self.name(), %error, "no thread to ask the store for names with");
+            tracing::warn!(volume = self.name(), %error, "cannot start a thread that asks the store for names");
         }
         let is_aborted = self.core.is_aborted();
         // A busy machine is not taken for a store that hangs: one call has to last for so long, and

@@ -136,7 +136,7 @@ impl<I: Inode> Bdi<I> {
             Err(error) => {
                 // A syncing caller writes by itself, and so does a writer that waits for room. The
                 // next thread that has something to write tries again.
-                self.span.in_scope(|| tracing::warn!(%error, "no thread to write back with"));
+                self.span.in_scope(|| tracing::warn!(%error, "cannot start a flusher"));
                 false
             }
         }
@@ -325,7 +325,7 @@ impl<I: Inode> Bdi<I> {
         let attempt = catch_unwind(AssertUnwindSafe(|| listed.inode.write_back()));
         let outcome = attempt.unwrap_or_else(|_| {
             self.panics.add(1);
-            tracing::error!(inode = ?listed.inode, "write-back panicked; it will be tried again");
+            tracing::error!(inode = ?listed.inode, "write-back panicked: trying again later");
             Outcome::Failed
         });
         self.written.add(1);

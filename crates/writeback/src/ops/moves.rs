@@ -225,7 +225,7 @@ impl<I: Inode> Bdi<I> {
             };
             let from = catch_unwind(AssertUnwindSafe(one)).unwrap_or_else(|_| {
                 self.panics.add(1);
-                tracing::error!("an inode panicked when it changed its owner");
+                tracing::error!("an inode panicked while it changed its owner");
                 None
             });
             if let Some(from) = from

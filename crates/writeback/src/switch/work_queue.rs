@@ -70,7 +70,7 @@ impl WorkQueue {
         let this = self.clone();
         let made = thread::Builder::new().name(self.0.name.into()).spawn(move || this.serve());
         if let Err(error) = made {
-            tracing::warn!(%error, "no thread for {}; the caller does the work", self.0.name);
+            tracing::warn!(%error, "cannot start a thread for {}: the caller does the work", self.0.name);
             self.serve();
         }
     }

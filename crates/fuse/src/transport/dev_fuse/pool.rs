@@ -156,7 +156,7 @@ impl ThreadPool {
             drop(state);
             spawner.on_exhausted();
         } else if let Err(error) = self.spawn(spawner, &mut state) {
-            tracing::error!(%error, "no further thread to read requests");
+            tracing::error!(%error, "cannot start another thread that reads requests");
         }
     }
 

@@ -59,7 +59,7 @@ impl PreparedDispatcher {
         let body = move || prepare_and_run(its, &ready, &starting, &report);
         let named = std::thread::Builder::new().name("wt-ring-keeper".to_owned());
         let thread = named.spawn(body).map_err(no_uring)?;
-        let ended = |_| Err(io::Error::other("the thread that keeps the entries ended"));
+        let ended = |_| Err(io::Error::other("the dispatcher thread has ended"));
         is_ready.recv().unwrap_or_else(ended).map_err(no_uring)?;
         Ok(Self { ring, thread, start, registered })
     }
@@ -74,7 +74,7 @@ impl PreparedDispatcher {
     /// connection ends.
     pub(crate) fn start(self, shared: &Arc<Connection>) -> Result<(), String> {
         let Self { ring, thread, start, registered } = self;
-        let ended = || "the thread that keeps the entries ended".to_owned();
+        let ended = || "the dispatcher thread has ended".to_owned();
         let number = ring.pool.add(thread);
         start.send(Start { shared: Arc::clone(shared), number }).map_err(|_| ended())?;
         registered.recv().map_err(|_| ended())?
@@ -191,7 +191,7 @@ impl Dispatcher {
                     self.register_one(entry);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "no memory for further requests");
+                    tracing::warn!(%error, "no memory for more ring entries");
                     self.alloc_failed_at = Some(Instant::now());
                     break;
                 }
@@ -230,7 +230,7 @@ impl Dispatcher {
                     if ends_connection(errno) {
                         self.ring.end();
                     } else {
-                        tracing::error!(%errno, "the kernel gave an entry up");
+                        tracing::error!(%errno, "the kernel returned an entry with an error");
                     }
                 }
                 Completion::Readable => self.recommit_returned(),

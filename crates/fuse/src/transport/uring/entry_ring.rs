@@ -165,7 +165,7 @@ impl EntryRing {
                 Errno::INTR => {}
                 // The kernel has no memory, or no room for completions; both pass.
                 Errno::AGAIN | Errno::BUSY | Errno::NOMEM => {
-                    tracing::warn!(%error, "io_uring takes no commands at the moment");
+                    tracing::warn!(%error, "io_uring takes no commands now: trying again");
                     std::thread::sleep(PAUSE);
                 }
                 errno => {

@@ -146,7 +146,7 @@ impl Watchdog {
         self.end();
         let thread = self.wake_state.lock().thread.take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the guard of the serving threads panicked");
+            tracing::error!("the watchdog of the serving threads panicked");
         }
     }
 
@@ -171,7 +171,7 @@ impl Watchdog {
         match builder.spawn(move || span.in_scope(|| this.run())) {
             Ok(thread) => wake_state.thread = Some(thread),
             Err(error) => {
-                tracing::debug!(%error, "no guard, so that clients may change their CPU at each request");
+                tracing::debug!(%error, "cannot start the watchdog: clients may change their CPU at each request");
                 // ORDERING: Relaxed, a hint, and for good: no thread tries again.
                 self.is_banned.store(true, Ordering::Relaxed);
                 return false;
@@ -199,7 +199,7 @@ impl Watchdog {
         let mut detector = StarvationDetector::default();
         if !policy::become_realtime() {
             tracing::debug!(
-                "the guard gets no real-time class, so that clients may change their CPU at each request"
+                "the watchdog gets no real-time class: clients may change their CPU at each request"
             );
             // No thread gets past this ban.
             detector.ban.for_good();

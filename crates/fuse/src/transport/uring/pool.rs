@@ -87,7 +87,7 @@ impl ThreadPool {
                 Ok(())
             }
             Err(error) => {
-                tracing::error!(%error, "no further thread to serve requests");
+                tracing::error!(%error, "cannot start another thread that serves requests");
                 parker.take().map_or(Ok(()), Err)
             }
         }

@@ -84,8 +84,9 @@ impl Worker {
         let reply_slot = Arc::new(ReplySlot::new(Arc::clone(ring)));
         let slot = Arc::new(RequestSlot::new(ReplyChannel::ReplySlot(Arc::clone(&reply_slot))));
         shared.in_flight.add(&slot);
-        let entry_ring = EntryRing::new(ring.dev.fd(), 1)
-            .inspect_err(|error| tracing::warn!(%error, "no io_uring for a thread, which makes it slower"));
+        let entry_ring = EntryRing::new(ring.dev.fd(), 1).inspect_err(
+            |error| tracing::warn!(%error, "cannot make an io_uring for a thread, which is slower without"),
+        );
         Self {
             ring: Arc::clone(ring),
             shared: Arc::clone(shared),
@@ -215,7 +216,7 @@ impl Worker {
             }
             other => {
                 queue.drop_waiting();
-                tracing::error!(?other, "the kernel gave an entry up");
+                tracing::error!(?other, "the kernel returned an entry with an error");
                 Next::Rest
             }
         }

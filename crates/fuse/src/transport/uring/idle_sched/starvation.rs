@@ -54,7 +54,7 @@ impl StarvationDetector {
             Verdict::Open => true,
             Verdict::Fine => false,
             Verdict::Starved => {
-                tracing::debug!(tid = ?released.sched.tid, "others want the CPU of a serving thread");
+                tracing::debug!(tid = ?released.sched.tid, "other threads want the CPU of a serving thread");
                 ban.begin();
                 false
             }
