@@ -2,7 +2,7 @@
 //! in the list of `serve` of that name.
 //!
 //! They are read or left out, and nothing outside of the directory is changed by looking at them;
-//! nor in it, where it is looked at as another user's.
+//! nor in it, where it is checked as another user's.
 #![no_main]
 
 use std::fs::{self, File};

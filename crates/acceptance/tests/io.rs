@@ -257,7 +257,7 @@ fn the_largest_file() {
     }
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(subject.at("x")).unwrap();
     if subject.is_kernel_writeback() {
-        // The kernel accepts it without asking; fsync tells.
+        // The kernel accepts it without asking; fsync reports it.
         file.write_all_at(b"abc", most - 2).unwrap();
         assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::EFBIG));
     } else {

@@ -1,4 +1,5 @@
-//! What is bounded stays bounded, and what fails is told: memory, a full store, a store that fails.
+//! What is bounded stays bounded, and what fails is reported: memory, a full store, a store that
+//! fails.
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
 use std::fs::{self, File, OpenOptions};
@@ -141,7 +142,7 @@ fn write_until_refused(file: &File, data: &[u8]) -> (usize, Option<io::Error>) {
     (done, None)
 }
 
-/// The store is full: write(2) takes what fits the cache, fsync tells, the data stays, and is
+/// The store is full: write(2) takes what fits the cache, fsync reports it, the data stays, and is
 /// written once there is room.
 #[test]
 fn a_full_store_reaches_fsync() {
@@ -174,7 +175,7 @@ fn a_full_store_reaches_fsync() {
     file.read_exact_at(&mut is, 0).unwrap();
     assert!(is == data[..accepted], "what was accepted is still there to read");
     fs::remove_file(subject.at("ballast")).unwrap();
-    // The kernel tells of a file's end when it likes; until then its space is in use.
+    // The kernel reports a file's end when it likes; until then its space is in use.
     let started = Instant::now();
     while let Err(e) = file.sync_all() {
         assert_eq!(code(&e), Some(libc::ENOSPC));
@@ -188,7 +189,7 @@ fn a_full_store_reaches_fsync() {
     subject.close();
 }
 
-/// A failed write-back is told once to every open file, the data stays, and is written when the
+/// A failed write-back is reported once to every open file, the data stays, and is written when the
 /// store recovers.
 #[test]
 fn a_failed_write_back_is_told_once_to_each() {

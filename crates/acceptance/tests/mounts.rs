@@ -176,7 +176,7 @@ fn mn_r1_a_loop_device_over_an_image_on_an_attached_volume() {
             image.umount_lazily();
         }
         if round % 10 == 0 {
-            // The kernel's loop device holds the image: no plain detach, and its name is told.
+            // The kernel's loop device holds the image: no plain detach, and its name is reported.
             let refused = rig.subject.program().arg("detach").arg(&rig.at).run();
             assert_eq!(refused.status.code(), Some(1), "round {round}");
             assert!(refused.err().contains("loop device over"), "round {round}: {}", refused.err());
@@ -197,8 +197,8 @@ fn mn_r1_a_loop_device_over_an_image_on_an_attached_volume() {
 
 /// {mount a volume; mkfs of an image on it, by a loop device; mount, touch; `umount -l` of the
 /// volume's own path, below all that}: the path is gone on return, what is over it goes on, and
-/// once that has let go, which `wait` tells, the store is free and the image intact: it is mounted
-/// again at once.
+/// once that has let go, which `wait` reports, the store is free and the image intact: it is
+/// mounted again at once.
 #[test]
 fn mn_r1_umount_lazy_of_the_volumes_own_path_below_a_loop_device() {
     let _alone = alone();

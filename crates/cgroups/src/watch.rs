@@ -2,7 +2,7 @@
 //!
 //! A thread reads inotify events of the parents' directories: the kernel reports each mkdir, rmdir
 //! and rename there. Where inotify is not available, or not for so many directories, the thread
-//! looks twice a second at every cgroup that is watched.
+//! checks every cgroup that is watched twice a second.
 //!
 //! A cgroup is watched from its parent's watch on: `add` makes that first and looks for the cgroup
 //! again afterwards. So a cgroup that goes in between is not taken for one that exists, and one
@@ -28,7 +28,7 @@ use sync::{Mutex, thread};
 use crate::background_close::BackgroundClose;
 use crate::{CgroupId, Found, Hierarchy};
 
-/// The interval of looks where no event reports a cgroup's end.
+/// The interval of polls where no event reports a cgroup's end.
 const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
 /// A change of a watched cgroup.
@@ -54,7 +54,7 @@ struct Inner {
     /// Becomes readable when `stopping` or `must_poll` is set.
     wake: OwnedFd,
     stopping: AtomicBool,
-    /// Not every cgroup has a watch: the thread has to look.
+    /// Not every cgroup has a watch: the thread has to poll.
     must_poll: AtomicBool,
     state: Mutex<State>,
 }
@@ -179,7 +179,7 @@ impl Inner {
         }
     }
 
-    /// Waits for events, or for the next look; `false` at the end.
+    /// Waits for events, or for the next check; `false` at the end.
     fn wait(&self) -> bool {
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
         fds.extend(self.inotify.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));

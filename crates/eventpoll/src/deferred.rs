@@ -30,7 +30,7 @@ pub(crate) struct DeferredMutex<T, E> {
     deferred: Deferred<E>,
 }
 
-/// Not in the lock's cache line: a thread that gives the lock back looks here, when another
+/// Not in the lock's cache line: a thread that gives the lock back reads this, when another
 /// processor may have that line already.
 #[derive(Debug)]
 #[repr(align(128))]

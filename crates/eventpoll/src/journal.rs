@@ -19,7 +19,7 @@
 //! A writer takes a number, and tries the lock of its slot. If another thread has it (a reader that
 //! is a whole round behind, or a writer that was overtaken by a whole round), it declares the
 //! number void and takes the next. So it waits for no thread, wherever the others were stopped.
-//! Readers look at a slot's content when `filled` says that it is there, so that a reader that
+//! Readers read a slot's content when `filled` says that it is there, so that a reader that
 //! keeps up never holds a lock that a writer tries.
 //!
 //! A reader goes on at a number that is void. It stops at one that is neither filled nor void yet:

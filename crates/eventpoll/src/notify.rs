@@ -1,27 +1,27 @@
 //! Waiting for an eventpoll from outside of it, by async code or a descriptor: the waiter is
-//! notified once until it looks.
+//! notified once until it checks.
 //!
 //! It has an entry in the eventpoll's wait queue, as an outer eventpoll would. Notifying may cost a
 //! system call; `word` keeps producers from notifying again a waiter that was notified.
 //!
 //! # State
-//! `word`: the lowest bit says that the waiter was *notified* since its last look; above it, how
-//! many looks have begun.
+//! `word`: the lowest bit says that the waiter was *notified* since its last check; above it, how
+//! many checks have begun.
 //!
 //! # The protocol
-//! A producer makes work and looks at `word`. If the waiter is not notified, it notifies, and
-//! *then* notes that in `word`, unless a look has begun meanwhile. The waiter takes back the
-//! notification (reads the descriptor), begins a look (`rearm`: one more, not notified), and looks
+//! A producer makes work and reads `word`. If the waiter is not notified, it notifies, and
+//! *then* notes that in `word`, unless a check has begun meanwhile. The waiter takes back the
+//! notification (reads the descriptor), begins a check (`rearm`: one more, not notified), and looks
 //! for work.
 //!
 //! The note comes last so that a producer that is preempted does not hold up the waiter: until it
 //! has really notified, each other producer that comes by does. The price is a system call too many
-//! now and then. The note is not made once a look has begun, so that a late note does not hide work
-//! that comes after that look.
+//! now and then. The note is not made once a check has begun, so that a late note does not hide
+//! work that comes after that check.
 //!
 //! # Orderings
 //! * P8 producer: make work, full barrier, load `word`. Waiter: change `word`, full barrier, look
-//!   for work. Either the waiter sees the work, or the producer sees that the look has begun, and
+//!   for work. Either the waiter sees the work, or the producer sees that the check has begun, and
 //!   notifies.
 
 use std::sync::Arc;
@@ -47,11 +47,11 @@ pub(crate) struct NotifyOnce<T> {
 }
 
 impl<T: Notify> NotifyOnce<T> {
-    /// Notifies, unless that was done since the last look. The caller has made work, with a full
+    /// Notifies, unless that was done since the last check. The caller has made work, with a full
     /// barrier behind it.
     pub(crate) fn tell(&self) {
         // ORDERING: Acquire, P8 with the caller's barrier; and the target of `notify` as of that
-        // look.
+        // check.
         let seen = self.word.load(Ordering::Acquire);
         if seen & TOLD != 0 {
             return;
@@ -63,7 +63,7 @@ impl<T: Notify> NotifyOnce<T> {
         if is_on("eventpoll-noted-after-a-look") {
             self.word.fetch_or(TOLD, Ordering::AcqRel);
         }
-        // Failing is no matter: another producer has notified, or a look has begun that sees the
+        // Failing is no matter: another producer has notified, or a check has begun that sees the
         // work.
         self.note(seen);
     }
@@ -73,11 +73,11 @@ impl<T: Notify> NotifyOnce<T> {
         self.word.compare_exchange(seen, seen | TOLD, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Begins a look: work that comes from here on is notified.
+    /// Begins a check: work that comes from here on is notified.
     pub(crate) fn rearm(&self) {
         // ORDERING: Relaxed, the exchange decides.
         let mut word = self.word.load(Ordering::Relaxed);
-        // ORDERING: AcqRel: a producer that sees this look sees the target that `notify` has from
+        // ORDERING: AcqRel: a producer that sees this check sees the target that `notify` has from
         // here on; P8 with the barrier.
         while let Err(now) = self.word.compare_exchange(
             word,

@@ -86,7 +86,7 @@ impl PollFd {
     /// # Errors
     /// As [`EventPoll::wait`].
     pub fn take(&self, events: &mut Vec<Event>, max: usize) -> Result<usize> {
-        // In this order: notifications from before the look are taken back, and later work is
+        // In this order: notifications from before the check are taken back, and later work is
         // notified again.
         self.0.told.notify.read();
         self.0.told.rearm();

@@ -47,7 +47,7 @@ pub(crate) trait WaitEntry: Send + Sync {
         None
     }
 
-    /// The words that [`callback`](Self::callback) looks at first, where they are known.
+    /// The words that [`callback`](Self::callback) reads first, where they are known.
     fn fast_path(&self) -> Option<FastPath> {
         None
     }

@@ -20,7 +20,7 @@
 //! An item of the scan's list is in no group. So a consumer reads one word as long as there is no
 //! news, and a producer whose item is listed writes nothing.
 //!
-//! A bit that a producer sets means: a scan should look here. A bit too many costs one look. No
+//! A bit that a producer sets means: a scan should look here. A bit too many costs one check. No
 //! step needs to undo another, and setting a bit twice is setting it once. *Each producer makes all
 //! steps itself and does not rely on another producer to finish*; it relies on the scan's steps
 //! alone, for items that the scan has. A thread that is preempted between its steps therefore holds
@@ -107,7 +107,7 @@ pub trait ReadyList: Debug + Default + Send + Sync + 'static {
     fn is_empty(&self) -> bool;
 
     /// Whether `is_empty` never returns `true` while something is ready, even while a scan moves
-    /// it. Otherwise a caller that does not want to wait has to look under the scan's lock.
+    /// it. Otherwise a caller that does not want to wait has to check under the scan's lock.
     const IS_EXACT: bool;
 
     /// The bit of an item in the default list: its signals have a fast path.
@@ -209,7 +209,7 @@ impl ReadyList for ReadyBitmap {
                 return between_loads();
             }
         }
-        // ORDERING: AcqRel, P4, and for the look at sleepers that follows (`waiters`, P1).
+        // ORDERING: AcqRel, P4, and for the read of the sleepers that follows (`waiters`, P1).
         self.summary.fetch_or(place.group, Ordering::AcqRel);
         if !is_on("eventpoll-no-waker-fence") {
             after_rmw();

@@ -12,7 +12,7 @@ use crate::notify::{Listening, Notify};
 use crate::reclaim::{RcuCell, domain};
 use crate::{Event, EventPoll, Result};
 
-/// Events that one look takes.
+/// Events that one scan takes.
 const BATCH: usize = 64;
 
 /// The events of an eventpoll as a stream, for any runtime. Ends when the eventpoll is closed.

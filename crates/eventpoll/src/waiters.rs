@@ -6,8 +6,8 @@
 //! 255). `number` changes with each wake-up.
 //!
 //! # The protocol
-//! A consumer reads `number`, comes (`word`; Linux's `prepare_to_wait`), looks once more whether
-//! there is nothing to do, sleeps on `number`, and leaves. A producer makes work and looks at
+//! A consumer reads `number`, comes (`word`; Linux's `prepare_to_wait`), checks once more whether
+//! there is nothing to do, sleeps on `number`, and leaves. A producer makes work and reads
 //! `word`. If more sleep than were woken, it changes `number`, wakes one, and *then* notes in
 //! `word` that one was woken.
 //!
@@ -17,8 +17,8 @@
 //! is counted is then on its way into it, and does not stay, because it has read the number before
 //! it was counted, and so before the number changed. If a consumer read it afterwards, it might
 //! read the new number and find the work done already: the producer may have been stopped long
-//! before it looks at the sleepers. The note is made only if no consumer came or left since the
-//! look. It never counts a consumer that has left already, so that there are never fewer on their
+//! before it reads the sleepers. The note is made only if no consumer came or left since the
+//! read. It never counts a consumer that has left already, so that there are never fewer on their
 //! way than noted. If there are more, that only costs a wake-up.
 //!
 //! # Exclusive entries

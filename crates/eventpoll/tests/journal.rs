@@ -50,7 +50,7 @@ fn readers_hear_everything_or_how_much_is_missing() {
     assert!(!journal.end((0, EACH + 2)));
     for reader in readers {
         let (heard, lost, seen) = reader.join().unwrap();
-        // Only numbers that were left out may be neither heard nor lost.
+        // Only numbers that were left out may be neither read nor lost.
         let told = heard + lost;
         assert!((u64::from(WRITERS) * EACH + 1..=seen).contains(&told), "{heard} {lost} {seen}");
     }

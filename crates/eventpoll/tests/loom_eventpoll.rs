@@ -295,7 +295,7 @@ fn add_or_the_signal_sees_the_other() {
     });
 }
 
-/// EP-R5: an item that is deleted stays for as long as its callback runs, and is not told of
+/// EP-R5: an item that is deleted stays for as long as its callback runs, and is not reported
 /// afterwards.
 #[test]
 fn what_is_deleted_stays_while_it_is_called() {
@@ -383,7 +383,7 @@ fn after_a_signal_the_descriptor_is_readable() {
     });
 }
 
-/// P8: a consumer that looks by a descriptor finds the signal, or is notified of it.
+/// P8: a consumer that checks by a descriptor finds the signal, or is notified of it.
 #[test]
 fn a_look_or_the_signal_sees_the_other() {
     model(3, || {
@@ -399,7 +399,7 @@ fn a_look_or_the_signal_sees_the_other() {
     });
 }
 
-/// P8: a producer that has notified is stopped before it notes that, until looks have begun and
+/// P8: a producer that has notified is stopped before it notes that, until checks have begun and
 /// found the work; the next signal notifies all the same.
 #[test]
 fn a_late_note_hides_nothing() {
@@ -410,7 +410,7 @@ fn a_late_note_hides_nothing() {
             let counter = Arc::clone(&counter);
             spawn(move || counter.add(1))
         };
-        // Found by the first look and told by it again; then there is nothing.
+        // Found by the first check and reported by it again; then there is nothing.
         fd.take(&mut Vec::new(), 1).expect("it is open");
         fd.take(&mut Vec::new(), 1).expect("it is open");
         counter.add(1);

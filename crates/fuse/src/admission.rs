@@ -245,7 +245,7 @@ impl InFlight {
 
     /// Takes a place for a request of a volume that may have another thread; says whether it may.
     pub(crate) fn try_admit(&self, slot: &RequestSlot, class: RequestClass, capacity: usize) -> bool {
-        // The lock makes looking and taking one step.
+        // The lock makes check and take one step.
         let slots = self.slots.lock();
         let may_take_thread = !slots.iter().any(|other| other.reader_volume() == Some(class.volume))
             || ActiveThreads::of(&slots).may_take_thread(class.volume, capacity);
@@ -296,7 +296,7 @@ impl InFlight {
         }
         let looked_first =
             is_on("room-looks-first").then(|| ActiveThreads::of(&self.slots.lock()).own(volume) == 0);
-        // ORDERING: SeqCst, P5: before the look at the slots.
+        // ORDERING: SeqCst, P5: before the scan of the slots.
         self.queue.len.fetch_add(1, Ordering::SeqCst);
         if looked_first.unwrap_or_else(|| ActiveThreads::of(&self.slots.lock()).own(volume) == 0) {
             // ORDERING: SeqCst, as above.

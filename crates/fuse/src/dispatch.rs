@@ -43,7 +43,7 @@ pub(crate) struct RequestHandler {
     pub(crate) number: usize,
     cancel: Arc<Cancel>,
     cancel_used: Cell<bool>,
-    /// The tree as it was when this thread looked last.
+    /// The tree as this thread saw it last.
     cache: SnapshotCache,
     entries: Vec<store::DirEntry>,
 }

@@ -2,7 +2,7 @@
 //!
 //! Purpose: the kernel reports once, by INTERRUPT, that the caller of a request got a signal.
 //! Requests behave as in a disk's file system: they go on unless the caller is being killed. Since
-//! the kernel does not report a second signal, a [`watcher`](InFlight::watch) looks at interrupted
+//! the kernel does not report a second signal, a [`watcher`](InFlight::watch) checks interrupted
 //! callers again every [`RECHECK`] for as long as there are any. For some requests the kernel does
 //! not report signals at all; for those see the module [`stuck`]. The module
 //! [`admission`](crate::admission) has the other reasons that end a request early, and in its
@@ -30,8 +30,8 @@
 //! then those of `ReplyChannel`. None is held while a volume is called.
 //!
 //! # Orderings
-//! P1: a thread publishes a request in `word`, then looks at `early_len`; INTERRUPT for a request
-//! that is in no slot raises `early_len`, then looks at the slots again. Both sides are SeqCst: one
+//! P1: a thread publishes a request in `word`, then reads `early_len`; INTERRUPT for a request
+//! that is in no slot raises `early_len`, then scans the slots again. Both sides are SeqCst: one
 //! of them sees the other.
 
 mod signals;
@@ -51,7 +51,7 @@ pub(crate) use self::slot::{AbortPolicy, ActiveRequest, Claim, RequestClass, Req
 use crate::admission::queue::AdmissionQueue;
 use crate::admission::stall_quota::StallQuota;
 
-/// How often callers of interrupted requests are looked at.
+/// How often callers of interrupted requests are checked.
 const RECHECK: Duration = Duration::from_millis(100);
 /// How long an INTERRUPT that came before its request is kept: far longer than it takes from the
 /// return of read(2) to the slot. Most of those kept belong to requests that were answered
@@ -117,7 +117,7 @@ impl InFlight {
         {
             let mut early = self.early.lock();
             early.push_back((unique, Instant::now()));
-            // ORDERING: SeqCst, P1: before the second look at the slots.
+            // ORDERING: SeqCst, P1: before the second scan of the slots.
             self.early_len.store(early.len(), Ordering::SeqCst);
         }
         if !is_on("interrupt-looks-once") && self.interrupt_known(unique) {

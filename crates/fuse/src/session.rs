@@ -109,7 +109,7 @@ pub struct Session {
     needs_uring: bool,
 }
 
-/// A look at a running session, from any thread.
+/// A handle for reading the state of a running session, from any thread.
 #[derive(Debug, Clone)]
 pub struct SessionView(Arc<Connection>);
 
@@ -241,7 +241,7 @@ impl Session {
         TreeHandle::first(Arc::clone(&self.shared))
     }
 
-    /// To look at it while it runs.
+    /// A handle for its state while it runs.
     #[must_use]
     pub fn view(&self) -> SessionView {
         SessionView(Arc::clone(&self.shared))
@@ -321,7 +321,7 @@ impl Drop for Session {
     }
 }
 
-/// Hears of syncs by the device's pages.
+/// Detects syncs by the device's pages.
 fn hear(mount: &Mount, served: &SyncDevice) -> Option<SyncDetector> {
     let MountKind::FuseBlk { loop_device } = mount.kind() else { return None };
     let connection = mount.info().map(crate::mount::MountInfo::connection_dir);

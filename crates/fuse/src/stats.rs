@@ -33,7 +33,7 @@ impl Default for Shard {
     }
 }
 
-/// A look at the counters.
+/// A snapshot of the counters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StatsView {

@@ -34,7 +34,7 @@
 //!
 //! # Orderings
 //! P1: a volume is known to be out, then [`SyncAll::skip_stalled`] (or [`SyncAll::abort`]) takes
-//! `state` and looks at the runs. A caller looks whether the volume is out and enters itself for a
+//! `state` and scans the runs. A caller checks whether the volume is out and enters itself for a
 //! run, both under `state`. Either the caller sees that the volume is out, or the other thread
 //! finds it among those that wait.
 //!

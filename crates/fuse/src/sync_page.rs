@@ -4,7 +4,7 @@
 //! remount to read-only write the dirty pages of the block device below a file system, and wait for
 //! these writes. Where the daemon serves that device (module `mount::sync_device`), it keeps a page
 //! of it dirty while the volume may have something that is not durable. The write of the page then
-//! tells the daemon that a process syncs, and that process waits for the daemon's answer to the
+//! shows the daemon that a process syncs, and that process waits for the daemon's answer to the
 //! write.
 //!
 //! # Whose write it is
@@ -14,7 +14,7 @@
 //! made. But a process that syncs is in a system call until the answer, and `/proc` shows it
 //! (module `callers`). So on each write:
 //! 1. Is a process in such a call? Then it is a sync: all is made durable, and the write answered.
-//! 2. Else another page is made dirty, and *then* `/proc` is looked at again, for a while
+//! 2. Else another page is made dirty, and *then* `/proc` is checked again, for a while
 //!    ([`WHILE`]). A sync that began before that page was dirty is still in the call; a sync that
 //!    begins later has that page written. If no process is in such a call, it was the flusher. The
 //!    while is for a host that is short of memory: its flusher would come again at once.
@@ -33,8 +33,8 @@
 //! `device` is a leaf.
 //!
 //! # Orderings
-//! P1: a thread that changes something does so, then looks at `state`, then answers its caller. A
-//! thread that hears of a sync sets `state` to [`CLEAN`], then has all written. The change and the
+//! P1: a thread that changes something does so, then reads `state`, then answers its caller. A
+//! thread that notices a sync sets `state` to [`CLEAN`], then has all written. The change and the
 //! writing meet under the volume's locks: where the writing came first and missed the change,
 //! `state` was clean before the change, and the changing thread sees that and dirties a page before
 //! the answer.
@@ -146,7 +146,7 @@ impl SyncPage {
             // ORDERING: as above.
             Ok(()) => self.state.store(DIRTY, Ordering::Release),
             Err(error) => {
-                // ORDERING: Relaxed: a thread that reads it looks again with the lock.
+                // ORDERING: Relaxed: a thread that reads it checks again with the lock.
                 self.state.store(CLEAN, Ordering::Relaxed);
                 // ORDERING: Relaxed, only that the log has it once.
                 if !self.has_failed.swap(true, Ordering::Relaxed) {
@@ -208,7 +208,7 @@ impl SyncPage {
         (self.callers)(WHILE)
     }
 
-    /// Whether a sync was ever heard.
+    /// Whether a sync was ever noticed.
     pub(crate) fn has_heard(&self) -> bool {
         // ORDERING: Relaxed, as where it is set.
         self.has_heard.load(Ordering::Relaxed)

@@ -21,7 +21,7 @@ use crate::connection::Connection;
 use crate::sync_page::Volumes;
 use crate::threads::spawn;
 
-/// How often a sync looks whether a store has stopped answering.
+/// How often a sync checks whether a store has stopped answering.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The volumes of a session.

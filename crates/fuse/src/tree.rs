@@ -16,7 +16,7 @@
 //! | `State::attachments` | where attached mounts are, in the kernel's words | under `state` |
 //! | `State::of_volume` | which tags go with a volume | under `state` |
 //!
-//! Each serving thread keeps the snapshot that it saw last and looks at `generation` before it uses
+//! Each serving thread keeps the snapshot that it saw last and reads `generation` before it uses
 //! it: nothing shared is written for a request, nor locked.
 //!
 //! # What the kernel remembers

@@ -13,7 +13,7 @@ use crate::connection::Connection;
 use crate::tree::wire::NodeTag;
 use crate::tree::{Attached, AttachmentInfo, Detach, NamespaceView, OnEnd, TreeError};
 
-/// The volumes that are attached to a session's mountpoint, to be looked at and changed from any
+/// The volumes that are attached to a session's mountpoint, to be listed and changed from any
 /// thread but those that serve requests: changes wait for the kernel, and for volumes.
 #[derive(Debug, Clone)]
 pub struct TreeHandle {

@@ -485,7 +485,7 @@ fn requests_that_hang_in_one_volume_do_not_keep_those_of_another_from_being_serv
         assert_eq!(text(&mnt.join(format!("other/new-{n}"))), "new");
     }
     File::open(mnt.join("other/file")).unwrap().sync_all().unwrap();
-    // None of these requests may have needed the places that hang.
+    // None of these requests may have needed the threads that hang.
     let until = Instant::now() + Duration::from_secs(60);
     while !readers.iter().any(std::thread::JoinHandle::is_finished) {
         assert!(Instant::now() < until, "no request beyond the share has failed");

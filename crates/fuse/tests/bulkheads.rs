@@ -61,8 +61,8 @@ fn who_asks_a_stalled_volume_one_thing_at_a_time_is_never_refused() {
     let mut clients: Vec<_> = volumes.iter().map(Hanging::read).collect();
     volumes.iter().for_each(|one| one.is_hanging(1));
     all_stalled(&mounted, &volumes);
-    // No thread looks from now on: the volume is taken for stalled, and there is no room beyond the
-    // first request of each.
+    // No thread checks from now on: the volume is taken for stalled, and there is no room beyond
+    // the first request of each.
     volumes[0].store.release();
     assert_eq!(clients.remove(0).join().unwrap().as_deref(), Ok(&b"x"[..]));
     assert!(volumes[0].volume.is_known_to_stall());
@@ -162,7 +162,7 @@ fn giving_up_and_detaching_at_the_same_time_end_both() {
     mounted.unmount();
 }
 
-/// Clients that have more files of a volume open than the mountpoint has places, and directories.
+/// Clients that have more files of a volume open than the mountpoint has threads, and directories.
 const CLIENTS: usize = 300;
 const FILES_OF_EACH: usize = 2;
 const FILES: u64 = (CLIENTS * FILES_OF_EACH) as u64;
@@ -185,8 +185,8 @@ fn with_closed_files(wanted: Wanted, then: impl FnOnce(Mounted, Hanging)) {
     let open = |n: usize| fs::File::open(it.root.join(n.to_string())).unwrap();
     let files: Vec<_> = (0..CLIENTS * FILES_OF_EACH).map(open).collect();
     let dirs: Vec<_> = (0..CLIENTS).map(|_| fs::File::open(&it.root).unwrap()).collect();
-    // All is open before the first is closed: until a thread looks, the closes hold up the requests
-    // after them.
+    // All is open before the first is closed: until a thread checks, the closes hold up the
+    // requests after them.
     let mut files = files.into_iter();
     let close = |dir| {
         let open: Vec<_> = files.by_ref().take(FILES_OF_EACH).collect();

@@ -183,7 +183,7 @@ fn a_mapping_whose_openers_cgroup_was_removed_counts_for_that_ones_parent() {
     let Some(mounted) = (Setup { volume: options(), ..Setup::default() }).mount() else { return };
     std::fs::write(mounted.store_path().join("file"), [0; 8192]).unwrap();
     let child = parent.child("child");
-    // Shows when the volume has heard of the removal.
+    // Shows when the volume has noticed the removal.
     write(&child, &mounted.path().join("clean"), "4096", 1);
     let (file, procs) = (mounted.path().join("file"), other.directory().join("cgroup.procs"));
     let mut python = child.command(PYTHON);
@@ -293,7 +293,7 @@ fn limit(mounted: &Mounted, of: &Cgroup, limits: &str) {
 /// another one reads and writes.
 fn beside_a_crowd_at_its_limits(uring: Uring) {
     const CROWD: usize = 360;
-    /// More than there were places for once, of any kind: 64 for the kernel's own requests, 256 in
+    /// More than the capacity once was, of any kind: 64 for the kernel's own requests, 256 in
     /// all, each kind a third of these.
     const WAIT: usize = 330;
     let (Some(a), Some(b)) = (Cgroup::make(), Cgroup::make()) else { return };

@@ -1,5 +1,5 @@
-//! More clients of one volume than a mountpoint has places, beside other volumes, over a store that
-//! is silent without a look that has noticed it.
+//! More clients of one volume than a mountpoint has threads, beside other volumes, over a store
+//! that is silent without a check that has noticed it.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 mod common;
@@ -100,7 +100,7 @@ fn a_neighbour_lives(mounted: &Mounted) {
 
 fn works_and_ends(mounted: &Mounted, other: &Hanging) {
     // Enough data for the kernel to read ahead, and so many files that they would take each other's
-    // places.
+    // threads.
     fs::write(other.dir.path().join("large"), vec![b'y'; 1 << 20]).unwrap();
     let clients: Vec<_> = (0..8)
         .map(|n| {
@@ -284,7 +284,7 @@ fn more_files_than_places_that_are_closed_hold_up_no_neighbour_before_anybody_no
     unmount(mounted);
 }
 
-/// Several such crowds, together of three times as many clients as there are places.
+/// Several such crowds, together of three times as many clients as there are threads.
 #[test]
 fn many_crowds_hold_up_no_neighbour() {
     const VOLUMES: usize = 20;

@@ -186,7 +186,7 @@ fn other_signals_do_not_interrupt_but_a_later_kill_does() {
     eventually("the hung request", || gate.waiting() == 1);
     kill_process(pid(&child), Signal::USR1).unwrap();
     eventually("INTERRUPT", || mounted.view.stats().of(Opcode::Interrupt) == 1);
-    // The kernel reports the first signal only; the watcher looks a few times meanwhile.
+    // The kernel reports the first signal only; the watcher checks a few times meanwhile.
     std::thread::sleep(Duration::from_millis(250));
     assert!(child.try_wait().unwrap().is_none(), "a signal with a handler ended a look-up");
     child.kill().unwrap();

@@ -65,7 +65,7 @@ impl Attached {
     }
 
     /// The store stops answering in a sync that begins now, and the volume is known to stall: as
-    /// the daemon looks about once a second.
+    /// the daemon checks about once a second.
     fn stalls(&self, mounted: &Mounted) -> JoinHandle<Result<(), volume::Error>> {
         self.gate.shut();
         let volume = Arc::clone(&self.volume);

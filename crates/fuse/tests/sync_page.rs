@@ -1,4 +1,4 @@
-//! Syncs that are heard by a dirty page of the mount's device, as on kernels before 6.18: here
+//! Syncs that are noticed by a dirty page of the mount's device, as on kernels before 6.18: here
 //! SYNCFS is refused, as these do not know it.
 
 mod common;
@@ -32,7 +32,7 @@ fn device(mounted: &Mounted) -> &Path {
     loop_device
 }
 
-/// The session has begun to hear.
+/// The session has begun to notice syncs.
 fn hears(mounted: &Mounted) {
     eventually("a syncfs(2) is heard", || {
         syncfs(fs::File::open(mounted.path()).expect("it is mounted")).expect("the store takes all");
@@ -187,7 +187,7 @@ fn an_unmount_leaves_no_device_and_all_on_the_store() {
 }
 
 /// The kernel refuses FIFREEZE of ioctl_fs(2) for each FUSE mount: the device leaves no process
-/// frozen, and syncs are heard after it.
+/// frozen, and syncs are noticed after it.
 #[test]
 fn a_freeze_is_refused_and_leaves_nothing_behind() {
     let Some(mounted) = by_page(Setup::default()) else { return };

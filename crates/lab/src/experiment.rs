@@ -59,7 +59,7 @@ pub(crate) struct Settings {
     pub(crate) stop: Stop,
 }
 
-/// Set once by SIGINT or SIGTERM, looked at between steps.
+/// Set once by SIGINT or SIGTERM, checked between steps.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stop(Arc<AtomicBool>);
 

@@ -76,7 +76,7 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Where two texts part, for a person to look.
+/// The first line in which two texts differ, for a person.
 fn first_difference(there: &str, wanted: &str) -> String {
     let mut lines = there.lines().zip(wanted.lines()).enumerate();
     match lines.find(|(_, (there, wanted))| there != wanted) {

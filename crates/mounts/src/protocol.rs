@@ -313,7 +313,7 @@ impl<N: Clone> Refs<N> {
 
     /// Gives a reference back; not in a read section.
     pub fn put<R: Readers>(&self, readers: &R, lock: &MountLock, shard: usize) -> Put {
-        // ORDERING: Relaxed here and below, a hint: an expiring unmount looks at pins and counts as
+        // ORDERING: Relaxed here and below, a hint: an expiring unmount reads pins and counts as
         // well.
         if self.is_expiring.load(Ordering::Relaxed) {
             self.is_expiring.store(false, Ordering::Relaxed);

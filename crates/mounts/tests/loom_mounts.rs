@@ -273,7 +273,7 @@ fn a_walk_from_a_place_that_is_put() {
     });
 }
 
-/// A synchronous unmount has ended the mount on return, though a walk looks at it.
+/// A synchronous unmount has ended the mount on return, though a walk reads it.
 #[test]
 fn a_walk_beside_a_synchronous_unmount() {
     check(|| {
@@ -461,7 +461,7 @@ fn mn_r8_mistakes_of_grace_periods_on_demand_are_caught() {
     assert_caught("a_reference_that_changes_its_shard", &["mounts-one-counter"], "panicked");
 }
 
-/// A walk that does not look again after a miss, or after `..`.
+/// A walk that does not check again after a miss, or after `..`.
 #[test]
 fn mn_r9_mistakes_of_walks_are_caught() {
     assert_caught("a_walk_past_mounts_that_go", &["mounts-no-recheck-after-miss"], "a wrong ENOENT");

@@ -163,7 +163,7 @@ impl Producer {
         let larger = (self.segment.cells.len() * 2).min(LARGEST);
         let (segment, freed) = self.list.reuse(larger);
         let segment = segment.unwrap_or_else(|| Segment::new(larger));
-        // Once for each segment. The consumer looks when `queued` says that there is more.
+        // Once for each segment. The consumer reads it when `queued` says that there is more.
         let linked = self.segment.next.set(Arc::clone(&segment));
         debug_assert!(linked.is_ok(), "a segment has one next");
         self.segment = segment;

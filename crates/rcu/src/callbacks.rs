@@ -6,10 +6,10 @@
 //! up no other.
 //!
 //! # A pass
-//! The worker looks how many callbacks each list holds, lets a grace period pass, invokes that many
-//! of each list in order, and counts them *after* they ran. A barrier waits for the counts, so that
-//! it waits for callbacks that are running, too. One grace period that begins after the look serves
-//! all callbacks that were seen.
+//! The worker counts how many callbacks each list holds, lets a grace period pass, invokes that
+//! many of each list in order, and counts them *after* they ran. A barrier waits for the counts, so
+//! that it waits for callbacks that are running, too. One grace period that begins after the count
+//! serves all callbacks that were seen.
 //!
 //! A pass begins at a tick. It begins earlier if a thread waits for callbacks, or if there are more
 //! than `QHIMARK`. For its first pass a worker comes at the tick: until then it is only a ticket of
@@ -22,8 +22,8 @@
 //!
 //! A caller that finds the bound reached waits. Some must not:
 //! - a caller in a read section (of this domain: it would wait for itself; of another domain: a
-//!   callback here may wait for that one's grace period). It looks again at each call, and waits at
-//!   the first call outside of sections;
+//!   callback here may wait for that one's grace period). It checks again at each call, and waits
+//!   at the first call outside of sections;
 //! - a callback, of any domain: two domains' workers could wait for each other;
 //! - a thread that is ending, whose sections cannot be found any more.
 //!
@@ -42,9 +42,9 @@
 //!
 //! # Orderings
 //! * C1 caller: queue a callback, light fence, load `worker`. Worker: store `worker`, heavy fence,
-//!   look at the lists. Either the caller sees that there is no worker, and gets one, or the worker
+//!   scan the lists. Either the caller sees that there is no worker, and gets one, or the worker
 //!   sees the callback.
-//! * C2 `qlen` is a count. A thread that sleeps because of it looks at it under `state`; one that
+//! * C2 `qlen` is a count. A thread that sleeps because of it reads it under `state`; one that
 //!   takes it below the lower bound takes that lock before it wakes the sleepers.
 //!
 //! # Lock order
@@ -84,7 +84,7 @@ pub struct WorkerState(CachePadded<AtomicU8>);
 const ABSENT: u8 = 0;
 /// It waits for its tick, and is to be woken for `QHIMARK` callbacks.
 const WAITING_FOR_TICK: u8 = 1;
-/// It runs, and looks at the lists again before it parks.
+/// It runs, and scans the lists again before it parks.
 const RUNNING: u8 = 2;
 
 /// Without a worker.
@@ -95,7 +95,7 @@ impl Default for WorkerState {
 }
 
 impl WorkerState {
-    /// There is no worker from here on. A look at the lists that follows misses no callback but
+    /// There is no worker from here on. A scan of the lists that follows misses no callback but
     /// those whose callers find that there is none ([`is_absent`](Self::is_absent)).
     pub fn set_absent(&self, is_asymmetric: bool) {
         // ORDERING: Relaxed, C1 with the fence.
@@ -120,13 +120,14 @@ impl WorkerState {
         self.0.load(Ordering::Relaxed) == ABSENT
     }
 
-    /// The worker runs, and looks at the lists again before it parks.
+    /// The worker runs, and scans the lists again before it parks.
     pub fn set_running(&self) {
         self.set(RUNNING);
     }
 
     fn is_waiting_for_tick(&self) -> bool {
-        // ORDERING: Relaxed. A caller that misses it looks again a block later, and the tick comes.
+        // ORDERING: Relaxed. A caller that misses it checks again a block later, and the tick
+        // comes.
         self.0.load(Ordering::Relaxed) == WAITING_FOR_TICK
     }
 

@@ -67,7 +67,7 @@ pub struct Domain {
 
 /// A read section: a value that is read under it stays until the guard is dropped.
 ///
-/// Sections nest, cost no system call and write no memory that other readers look at. They should
+/// Sections nest, cost no system call and write no memory that other readers read. They should
 /// be short: every thread that frees something in the domain waits for them. A guard that is never
 /// dropped (`mem::forget`) keeps its domain's grace periods from ending.
 #[must_use = "the section ends when the guard is dropped"]
@@ -292,7 +292,7 @@ impl Domain {
         self.inner.stats()
     }
 
-    /// Has threads that wait for a time look at the clock again: for callers that set the domain's
+    /// Has threads that wait for a time read the clock again: for callers that set the domain's
     /// clock by hand.
     pub fn clock_moved(&self) {
         self.inner.clock_moved();

@@ -11,9 +11,9 @@
 //! | `GracePeriods::completed` | the number of the last one that ended | the holder of `gp_lock` |
 //! | `Reader::ctr` | whether the reader is inside, whether its fences are full ones, and the number of its section, which no later section has | its thread |
 //! | `Reader::waiting` | whether a grace period sleeps until this reader leaves | the holder of `gp_lock` |
-//! | `Reader::nest` | how many sections are open inside the first one, and two marks | its thread; no other thread looks |
+//! | `Reader::nest` | how many sections are open inside the first one, and two marks | its thread; no other thread reads it |
 //!
-//! A reader looks at nothing but its own `Reader`. Grace periods follow one after the other, under
+//! A reader reads nothing but its own `Reader`. Grace periods follow one after the other, under
 //! `gp_lock`. A thread that asks while one is under way waits for that one and for one more, which
 //! all threads that asked meanwhile share. The numbers are odd, so that 0 is none.
 //!
@@ -31,7 +31,7 @@
 //! * P3 reader: store `ctr`, light fence, load `waiting`. Grace period: store `waiting`, heavy
 //!   fence, load `ctr`. Either the reader sees that it is waited for, or the grace period sees that
 //!   it has left. A reader that sees it changes the number in `gp_futex` and wakes the sleeper. The
-//!   grace period reads that number before it looks at its holdouts, and sleeps only while the
+//!   grace period reads that number before it scans its holdouts, and sleeps only while the
 //!   number is the same.
 //! * P4 the taker of a cookie: unpublish, full fence, load `started`. Grace period: store
 //!   `started`, heavy fence, load `ctr`. A number that the taker did not see belongs to a grace
@@ -61,7 +61,7 @@ use crate::seq::{Cookie, is_at_least, next};
 #[doc(hidden)]
 pub use crate::stats::Counters;
 
-/// How often a grace period looks at its holdouts before it sleeps.
+/// How often a grace period scans its holdouts before it sleeps.
 const LOOKS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 64 };
 
 /// How long a reader may hold up a grace period before the log names it.
@@ -225,17 +225,17 @@ impl GracePeriods {
         self.clock.now()
     }
 
-    /// The instant at which a wait until `at` on the clock has to look again at the latest.
+    /// The instant at which a wait until `at` on the clock has to check again at the latest.
     pub(crate) fn instant(&self, at: Duration) -> Instant {
         Instant::now() + at.saturating_sub(self.now())
     }
 
-    /// The clock was moved: sleepers look at it again.
+    /// The clock was moved: sleepers read it again.
     pub(crate) fn clock_moved(&self) {
         self.wake();
     }
 
-    /// Has a sleeping grace period look at its holdouts again.
+    /// Has a sleeping grace period scan its holdouts again.
     fn wake(&self) {
         if !is_on("rcu-leaving-unchanged") {
             self.gp_futex.bump();
@@ -250,7 +250,7 @@ impl GracePeriods {
         reader
     }
 
-    /// Registers a reader. Every grace period whose scan takes `readers` later looks at it (P6).
+    /// Registers a reader. Every grace period whose scan takes `readers` later reads it (P6).
     pub fn register(&self, reader: Arc<Reader>) {
         self.readers.lock().push(reader);
     }
@@ -458,7 +458,7 @@ impl GracePeriods {
             heavy(self.is_asymmetric);
         }
         loop {
-            // Before the holdouts are looked at: a reader that leaves afterwards changes the
+            // Before the holdouts are scanned: a reader that leaves afterwards changes the
             // number.
             let mut number = self.gp_futex.get();
             retain_holdouts(&mut holdouts);

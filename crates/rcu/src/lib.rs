@@ -1,6 +1,6 @@
 //! Read-copy-update for user space.
 //!
-//! Readers look at shared data without locks and without writing a cache line that another thread
+//! Readers read shared data without locks and without writing a cache line that another thread
 //! reads. Writers replace what readers see, and wait for a *grace period* before they free what was
 //! there: until every reader that could have seen it has left its read section.
 //!
@@ -74,7 +74,7 @@
 //!
 //! # Locks
 //! A section takes none, except a thread's first one in a domain (and each one of a thread that is
-//! ending): that registers the thread under a lock that is held to look at the list of readers, and
+//! ending): that registers the thread under a lock that is held to read the list of readers, and
 //! never while a thread waits for anything. When a section ends that a grace period sleeps for, its
 //! thread wakes the grace period with a system call and no lock.
 //!

@@ -32,7 +32,7 @@ struct State {
 }
 
 impl Polls {
-    /// The clock was moved: the thread looks at it again.
+    /// The clock was moved: the thread reads it again.
     pub(crate) fn clock_moved(&self) {
         drop(self.state.lock());
         self.expedite.notify_all();

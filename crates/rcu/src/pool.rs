@@ -1,16 +1,16 @@
 //! Parked threads, and tasks that they are to do, now or later.
 //!
-//! A task for later wakes no thread, if one is parked that will look in time: parked threads keep
+//! A task for later wakes no thread, if one is parked that will check in time: parked threads keep
 //! the time for all tasks. Each task has a thread of its own when its time comes, however long the
 //! others take.
 //!
 //! # State (under the lock, which is a leaf)
 //! | field | holds |
 //! |---|---|
-//! | `parked` | threads that wait here, or were started for it. At least one of them looks at the tasks when the first is due |
+//! | `parked` | threads that wait here, or were started for it. At least one of them checks the tasks when the first is due |
 //! | `tasks` | the tasks, by when they are due. Where there are some, a thread is parked, or none could be had |
 //!
-//! A thread that takes a task, or ends, and leaves tasks behind makes sure that another one looks
+//! A thread that takes a task, or ends, and leaves tasks behind makes sure that another one checks
 //! at these (`Pool::park`): the task that it took may take for ever.
 //!
 //! Models have no clock: module `time` says what they have instead.
@@ -74,7 +74,7 @@ impl<T: Send + 'static> Pool<T> {
     }
 
     /// Has a thread do the task: at that time if one is given, or once [`expedite`](Self::expedite)
-    /// is called. Wakes a parked thread only if that would look too late.
+    /// is called. Wakes a parked thread only if that would check too late.
     ///
     /// # Errors
     /// Where no thread can be had.

@@ -64,7 +64,7 @@ impl GpTick {
         }
     }
 
-    /// Has sleepers look again: a grace period has ended, which may be theirs.
+    /// Has sleepers check again: a grace period has ended, which may be theirs.
     pub fn on_grace_period(&self) {
         // ORDERING: Relaxed, T1 with the grace period's heavy fence.
         if self.has_sleepers.load(Ordering::Relaxed) && !is_on("rcu-sleeper-untold") {
@@ -81,7 +81,7 @@ impl GpTick {
         self.ticked.notify_all();
     }
 
-    /// The clock was moved: sleepers look at it again.
+    /// The clock was moved: sleepers read it again.
     pub(crate) fn clock_moved(&self) {
         drop(self.lock.lock());
         self.ticked.notify_all();

@@ -10,7 +10,7 @@
 //!
 //! A task may be for later: a domain's callbacks wait for its tick, and need no thread until then.
 //! A caller in a domain without a worker therefore starts and wakes no thread, if one is parked
-//! that looks in time (module `pool`).
+//! that checks in time (module `pool`).
 //!
 //! In models each task has a thread of its own, at once; the pool has models of its own.
 //!

@@ -111,7 +111,7 @@ fn who_fills_the_queues_up_goes_on() {
                     for _ in 0..3 {
                         domain.call(thread::yield_now);
                         let stats = domain.stats();
-                        // Each of the two has one more before it looks.
+                        // Each of the two has one more before it checks.
                         assert!(stats.callbacks_queued - stats.callbacks_run <= 3, "{stats:?}");
                     }
                 })

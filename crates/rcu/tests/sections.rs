@@ -681,7 +681,7 @@ fn a_normal_grace_period_comes_with_the_tick() {
     }
     // All came before the tick: one for all of them, and one more at most for the callback.
     assert!(domain.stats().grace_periods <= 2, "{:?}", domain.stats());
-    // The worker may have looked at the clock later than they.
+    // The worker may have read the clock later than they.
     while runs.try_recv().is_err() {
         clock.advance(tick);
         domain.clock_moved();

@@ -18,7 +18,7 @@ const READERS: usize = 4;
 /// Ways to free a replaced value.
 const KINDS: u64 = 9;
 
-/// The memory that readers look at. An element is live from its publication until a grace period
+/// The memory that readers read. An element is live from its publication until a grace period
 /// after its replacement, and has a version meanwhile: publications are counted.
 struct Arena {
     domain: Domain,

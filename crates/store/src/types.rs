@@ -199,7 +199,7 @@ pub struct DirEntry {
     pub name: OsString,
     /// Its number.
     pub ino: u64,
-    /// Its kind, when the medium says so without another look.
+    /// Its kind, when the medium says so without another call.
     pub kind: Option<FileType>,
     /// Where a later listing goes on after this entry.
     pub next: u64,

@@ -97,7 +97,7 @@ impl Around for Watch {
     }
 }
 
-/// The slot that a thread looks at first: threads that call at the same time seldom meet.
+/// The slot that a thread tries first: threads that call at the same time seldom meet.
 fn first_slot() -> usize {
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     thread_local! {

@@ -43,7 +43,7 @@ mod real {
                 tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: timeout.subsec_nanos().into(),
             });
-            // Woken, too late, interrupted or timed out: the caller looks again in any case.
+            // Woken, too late, interrupted or timed out: the caller checks again in any case.
             let _ = futex::wait(&self.0, futex::Flags::PRIVATE, expected, timeout.as_ref());
         }
 

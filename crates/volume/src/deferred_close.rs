@@ -34,7 +34,7 @@ use crate::inode::Inode;
 /// An entry of the list.
 #[derive(Debug)]
 pub(crate) enum Deferred {
-    /// Closed, or without look-ups: the thread looks whether it is still needed.
+    /// Closed, or without look-ups: the thread checks whether it is still needed.
     Inode(Arc<Inode>),
     /// An open directory.
     Dir(#[allow(dead_code, reason = "dropping it is what is left to do")] Arc<DirHandle>),
@@ -92,9 +92,9 @@ impl DeferredClose {
         }
     }
 
-    /// Makes the waiting thread look whether to go on.
+    /// Makes the waiting thread check whether to go on.
     pub(crate) fn wake(&self) {
-        // A thread that has looked already waits by then.
+        // A thread that has checked already waits by then.
         drop(self.list.lock());
         self.ended.notify_all();
     }
@@ -166,7 +166,7 @@ impl Core {
     fn close_deferred(self: &Arc<Self>, left: Deferred) {
         match left {
             Deferred::Inode(inode) => {
-                // Before the look: a thread that releases the inode from now on puts it onto the
+                // Before the check: a thread that releases the inode from now on puts it onto the
                 // list once more.
                 if !is_on("later-looks-first") {
                     inode.state().is_deferred = false;

@@ -3,7 +3,7 @@
 //! A thread that reports an event never waits: events go to an [`eventpoll::Journal`]. Conditions
 //! that begin and end (a store that stalls, a full cache) are reported as the edges of a state. The
 //! state has a lock of its own, so that the edges come in the order in which they happened. Only a
-//! thread that has to wait for room anyway, and one that looks at the volume's figures, take it.
+//! thread that has to wait for room anyway, and one that reads the volume's figures, take it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -110,7 +110,7 @@ pub struct Events {
     limits: Mutex<Limits>,
 }
 
-/// Limits that hold a caller up, or did so at the last look.
+/// Limits that hold a caller up, or did so at the last check.
 type Limits = BTreeMap<(PathBuf, Limit), Full>;
 
 /// The waiters for one thing: room, or a limit.
@@ -118,7 +118,7 @@ type Limits = BTreeMap<(PathBuf, Limit), Full>;
 struct Full {
     is_full: bool,
     waiting: u64,
-    /// Whether a thread began or ceased to wait since the last look.
+    /// Whether a thread began or ceased to wait since the last check.
     has_waited: bool,
 }
 
@@ -152,7 +152,7 @@ impl Events {
     }
 
     /// A thread waits for a limit of `cgroup`, until the guard is dropped. Many short waits are
-    /// one: it ends when a look finds that no thread has waited since the last one.
+    /// one: it ends when a check finds that no thread has waited since the last one.
     pub(crate) fn waits_for_limit(&self, cgroup: PathBuf, limit: Limit) -> WaitsForLimit<'_> {
         let mut limits = self.limits.lock();
         let of = (cgroup, limit);
@@ -183,7 +183,7 @@ impl Events {
     }
 
     /// Reports the conditions that have ended: no thread has waited for room, or for a limit, since
-    /// the last look.
+    /// the last check.
     pub(crate) fn look_at_waits(&self) {
         // An edge is reported under the lock: the edges come in their order.
         let mut full = self.full.lock();
@@ -223,7 +223,7 @@ impl Full {
         self.has_waited = true;
     }
 
-    /// Whether the condition ends with this look.
+    /// Whether the condition ends with this check.
     fn has_ended(&mut self) -> bool {
         let has_waited = std::mem::take(&mut self.has_waited);
         let has_ended = self.is_full && self.waiting == 0 && !has_waited;

@@ -32,8 +32,8 @@ impl Volume {
         let made = self.core.store.create(parent, Name::new(name)?, perm, creator(ctx.caller));
         match made {
             Ok(created) => Ok(self.open_created(ctx, created, flags)),
-            // Another caller made it since this one looked. It has not been checked yet whether
-            // this caller may open that file, so the caller has to look again.
+            // Another caller made it since this one checked. It has not been checked yet whether
+            // this caller may open that file, so the caller has to check again.
             Err(error) if error.kind() == ErrorKind::Exists && !flags.contains(OpenFlags::EXCLUSIVE) => {
                 Err(store::Error::new(ErrorKind::Stale, "create").into())
             }

@@ -65,7 +65,7 @@ pub(crate) struct State {
     /// On the lists of its wb: set by the thread that begins an overlay, cleared by the flusher
     /// that finds none.
     pub(crate) listed: bool,
-    /// Counts the events that make a look at the store stale: written runs, truncations, the
+    /// Counts the events that make a read of the store stale: written runs, truncations, the
     /// overlay's end.
     pub(crate) changes: u64,
     /// The error of the last write-back, if it failed and the data is still here.
@@ -203,7 +203,7 @@ impl Inode {
             let before = self.state.lock().changes;
             let mut attr = self.core.store.attr(self.id)?;
             let state = self.state.lock();
-            // A write-back that ended between the two looks would leave us with the old size.
+            // A write-back that ended between the two checks would leave us with the old size.
             if state.changes == before || state.overlay.is_some() || is_on("volume-attr-unchecked") {
                 state.apply(&mut attr);
                 return Ok(attr);

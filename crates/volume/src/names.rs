@@ -22,7 +22,7 @@ impl Volume {
         let settled = self.core.settled();
         let entry = self.core.store.lookup(parent, Name::new(name)?)?;
         let (mut entry, inode) = self.know(entry);
-        // The inode may have been written and forgotten between the store's answer and our look.
+        // The inode may have been written and forgotten between the store's answer and this check.
         if settled != self.core.settled()
             && !is_on("volume-lookup-unchecked")
             && entry.attr.kind == store::FileType::Regular
@@ -341,7 +341,7 @@ impl Volume {
                 state.apply(&mut entry.attr);
                 state.overlay.is_some()
             };
-            // A write-back may have ended between the store's answer and our look.
+            // A write-back may have ended between the store's answer and this check.
             if !overlaid
                 && !is_on("volume-know-unchecked")
                 && entry.attr.kind == store::FileType::Regular

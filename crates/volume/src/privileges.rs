@@ -14,7 +14,7 @@
 //! # Order
 //! `Inode::privileges` is held while bits are given or taken away, so that neither puts an old mode
 //! over a new one. `State::known` is set under both locks. It is cleared, under both, before the
-//! store is asked to give something. Data is changed between two looks at it: a bit that was given
+//! store is asked to give something. Data is changed between two reads of it: a bit that was given
 //! in between goes at the second.
 
 use store::{Attr, ErrorKind, SetAttr};

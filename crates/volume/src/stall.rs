@@ -5,8 +5,8 @@
 //! knows the calls. A stall ends by itself when the call returns; nothing is lost by it. A store
 //! that refuses is not stalled, nor is one that waits for a limit.
 //!
-//! A look ([`Volume::look`](crate::Volume::look)) notices the beginning and the end of a stall, and
-//! reports each once.
+//! A check ([`Volume::look`](crate::Volume::look)) notices the beginning and the end of a stall,
+//! and reports each once.
 //!
 //! Lock order: `Stall::reported`, then what [`store::Watch`] and the journal of the events lock.
 
@@ -87,7 +87,7 @@ impl Stall {
         late
     }
 
-    /// Whether the store did not answer at the last look.
+    /// Whether the store did not answer at the last check.
     pub(crate) fn is_reported(&self) -> bool {
         // ORDERING: Relaxed, as in `look`.
         self.is_reported.load(Ordering::Relaxed)

@@ -13,7 +13,7 @@ use writeback::{Cgroup, Switcher};
 
 use crate::Caller;
 
-/// A cgroup may be made, moved to and removed between two looks. No caller should meet that more
+/// A cgroup may be made, moved to and removed between two checks. No caller should meet that more
 /// often than this.
 const ATTEMPTS: usize = 4;
 

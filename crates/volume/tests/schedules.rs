@@ -13,7 +13,7 @@
 //! | a write that starts beside the last write-back builds on the data of that | [`writes_beside_write_back_lose_nothing`] | `volume-overlay-unchecked`, `volume-base-unchecked` |
 //! | no call sees an old size while the last write-back ends | [`no_attr_shows_an_old_size`], [`no_lookup_shows_an_old_size`], [`no_link_shows_an_old_size`] | `volume-attr-unchecked`, `volume-lookup-unchecked`, `volume-know-unchecked` |
 //! | data that is written back and not durable is never taken for durable | [`what_the_flusher_writes_is_not_taken_for_durable`] | `undurable-asked-first` |
-//! | a flusher hears of the first dirty inode | [`a_flusher_hears_of_dirty_data`] | `bdi-list-silent` |
+//! | the first dirty inode wakes a flusher | [`a_flusher_hears_of_dirty_data`] | `bdi-list-silent` |
 //! | a writer that waits for room goes on when there is some | [`a_waiting_writer_gets_room`] | `volume-reserve-once` |
 //! | it ends when the volume is given up | [`a_waiting_writer_hears_of_force`] | `volume-force-late`, `event-set-late` |
 //! | it ends when its data cannot be written, whichever thread tried | [`a_waiting_writer_hears_of_failure`], [`a_waiting_writer_hears_of_a_failed_fsync`] | `volume-io-silent` |
@@ -195,7 +195,7 @@ fn size_by_link(client: &Client, id: NodeId) -> u64 {
     client.volume.link(&client.ctx(), id, ROOT, OsStr::new("other")).unwrap().attr.size
 }
 
-/// Writes a file, and looks at its size beside the write-back.
+/// Writes a file, and reads its size beside the write-back.
 fn look(size: fn(&Client, NodeId) -> u64, is_known: bool) {
     let (client, _) = start(eager());
     let (id, handle) = client.create("file");
@@ -233,7 +233,7 @@ fn a_look_that_may_show_an_old_size_is_caught() {
     mutant::assert_caught("no_link_shows_an_old_size", &["volume-know-unchecked"], "an old size");
 }
 
-/// A flusher hears of the first dirty inode.
+/// The first dirty inode wakes a flusher.
 #[test]
 fn a_flusher_hears_of_dirty_data() {
     model::check(|| {
@@ -361,7 +361,7 @@ fn a_waiting_writer_hears_of_force() {
     });
 }
 
-/// A writer that waits for room hears that its data cannot be written.
+/// A writer that waits for room gets the error when its data cannot be written.
 #[test]
 fn a_waiting_writer_hears_of_failure() {
     model::check(|| {
@@ -373,8 +373,8 @@ fn a_waiting_writer_hears_of_failure() {
     });
 }
 
-/// A writer that waits for room hears that its data cannot be written, also where an fsync tried:
-/// the only flusher hangs in another file.
+/// A writer that waits for room gets the error when its data cannot be written, also where an fsync
+/// tried: the only flusher hangs in another file.
 #[test]
 fn a_waiting_writer_hears_of_a_failed_fsync() {
     model::check(|| {

@@ -54,7 +54,7 @@ pub use users::DIR_VARIABLE;
 
 /// How many records of ended mounts a directory keeps.
 const ENDED_MAX: usize = 64;
-/// How many stores below a directory are looked at: one that runs is enough.
+/// How many stores below a directory are checked: one that runs is enough.
 const NESTED_MAX: usize = 64;
 /// A record is far smaller than this, even with a thousand named files.
 const RECORD_BYTES_MAX: u64 = 4 << 20;

@@ -53,7 +53,7 @@ use nested_volumes::NestedVolumes;
 /// The documented example; the package installs it.
 pub const EXAMPLE: &str = include_str!("../../../packaging/watertight.toml");
 
-/// How often a watchdog is answered and resting volumes are looked at.
+/// How often a watchdog is answered and resting volumes are checked.
 const LOOK: Duration = Duration::from_secs(1);
 /// How much more time a service manager is asked for while volumes are being unmounted.
 const MORE: Duration = Duration::from_secs(10);

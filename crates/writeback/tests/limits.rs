@@ -309,7 +309,8 @@ fn a_place_that_is_given_up_beside_a_debt_leaves_both_as_they_were() {
     assert!((left - MIB as i64 / 2).abs() < 8192, "{left}");
 }
 
-/// A limit that was taken away and set again counts anew: places from before mean nothing to it.
+/// A limit that was taken away and set again counts anew: reservations from before mean nothing to
+/// it.
 #[test]
 fn a_place_at_a_limit_that_was_set_anew_gives_nothing_back() {
     let (model, _, file) = slow(0);

@@ -48,7 +48,7 @@ fn a_waiter_is_never_forgotten() {
     });
 }
 
-/// A writer that waits for a lock on its data hears that it was given free.
+/// A writer that waits for a lock on its data is woken when it is released.
 #[test]
 fn a_waiter_hears_of_a_lock_that_was_given_free() {
     loom::model(|| {

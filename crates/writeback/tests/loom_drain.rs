@@ -1,7 +1,7 @@
 //! WB-R2: the protocol between switchers and an unmount, under loom.
 //!
 //! The superblock is a [`Memory`] that is written when the drain is over: loom reports a switcher
-//! that looks at it meanwhile or later, and a drain that never ends.
+//! that reads it meanwhile or later, and a drain that never ends.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-writeback --release --test loom_drain`
 #![cfg(loom)]
@@ -110,8 +110,8 @@ impl OwnSwitches for Superblock {
     }
 }
 
-/// WB-R2: a drain makes its superblock's switches itself, hears of those that are queued while it
-/// sleeps, and touches nothing afterwards.
+/// WB-R2: a drain makes its superblock's switches itself, is woken by those that are queued while
+/// it sleeps, and touches nothing afterwards.
 #[test]
 fn a_drain_makes_what_no_worker_makes() {
     let mut model = loom::model::Builder::new();

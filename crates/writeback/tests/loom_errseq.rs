@@ -16,7 +16,7 @@ fn check(errors: &ErrSeq<u32>, cursor: &mut Cursor, heard: &mut Vec<u32>) {
     heard.extend(errors.check_and_advance(cursor));
 }
 
-/// Every open file hears of the last write-back error, and of none twice; under one mutex, so that
+/// Every open file reports the last write-back error, and none twice; under one mutex, so that
 /// only the order of steps is checked.
 #[test]
 fn each_open_file_hears_of_each_error_once() {

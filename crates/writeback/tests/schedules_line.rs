@@ -266,13 +266,13 @@ fn nor_does_one_who_is_busy_for_long() {
     model::check(who_is_busy_for_long_has_others_called);
 }
 
-/// The next in line looks at the clock when the first has gone.
+/// The next in line reads the clock when the first has gone.
 #[test]
 fn the_next_looks_at_the_clock_when_the_first_has_gone() {
     model::check(somebody_looks_at_the_clock);
 }
 
-/// The first in line looks at the clock when room comes together with a debt, which time pays.
+/// The first in line reads the clock when room comes together with a debt, which time pays.
 #[test]
 fn the_first_looks_at_the_clock_when_room_comes_with_a_debt() {
     model::check(|| the_first_hears_of_room_that_comes_with_a_debt(false));

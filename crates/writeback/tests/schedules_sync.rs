@@ -56,7 +56,7 @@ fn boosts(model: &Model) -> usize {
     model.bdi.throttle().chain(&at("/slow")).groups()[0].boosts()
 }
 
-/// SY-R6: a thread that waits for a limit hears of a boost.
+/// SY-R6: a boost wakes a thread that waits for a limit.
 #[test]
 fn sy_r6_who_is_queued_hears_of_a_boost() {
     check(|| {
@@ -77,7 +77,7 @@ fn sy_r6_who_is_queued_hears_of_a_boost() {
     });
 }
 
-/// A thread that waits for a limit hears that a place before it was given up.
+/// A thread that waits for a limit is woken when a place before it in the queue is given up.
 #[test]
 fn who_waits_hears_that_a_place_before_it_was_given_up() {
     check(|| {
@@ -173,7 +173,7 @@ fn sy_r10_an_isolated_sync_beside_a_switch_among_its_own() {
         let model = Arc::new(Model::new(1 << 30));
         model.cgroup(SLOW.0, CgroupId::ROOT, "slow");
         model.cgroup(OTHER.0, SLOW, "within");
-        // So that the target wb is looked at first.
+        // So that the target wb is checked first.
         let first = model.file(SLOW, 0);
         let file = model.file(OTHER, 4096);
         let moves = {
@@ -270,7 +270,7 @@ fn wait_for_room(model: &Arc<Model>, file: &Arc<File>) {
     }
 }
 
-/// A writer that waits at a dirty limit hears of room that another one gave up.
+/// Room that a writer gives up wakes another one that waits at a dirty limit.
 #[test]
 fn room_that_is_given_up_wakes_who_waits_for_it() {
     check(|| {
@@ -293,7 +293,7 @@ fn room_that_is_given_up_wakes_who_waits_for_it() {
     });
 }
 
-/// A writer that waits at a dirty limit hears of a switch that makes room.
+/// A switch that makes room wakes a writer that waits at a dirty limit.
 #[test]
 fn a_switch_wakes_who_waits_at_a_dirty_limit() {
     check(|| {

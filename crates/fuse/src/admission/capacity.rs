@@ -2,11 +2,11 @@
 //!
 //! The kernel keeps one queue for all users of a mount, or one for each CPU, and hands out requests
 //! in the queue's order, whatever turn the daemon would prefer. A request that waits, for its
-//! cgroup's limit say, has its place until it is answered: a thread, with io_uring an entry, and
-//! the data that its caller writes. The next request is served as long as there are more places
-//! than requests that wait. So there are many. A request that waits costs, beside the data that is
-//! in it, some 70 KiB on x86-64: two stacks, the pages of its buffer's head, page tables. A place
-//! that was never used costs nothing, with io_uring 2 KiB of page tables.
+//! cgroup's limit say, keeps until it is answered: a thread, with io_uring an entry, and the data
+//! that its caller writes. The next request is served as long as the capacity is larger than the
+//! number of requests that wait. So it is large. A request that waits costs, beside the data that
+//! is in it, some 70 KiB on x86-64: two stacks, the pages of its buffer's head, page tables.
+//! Capacity that was never used costs nothing, with io_uring 2 KiB of page tables.
 
 use rustix::process::{Resource, getrlimit};
 

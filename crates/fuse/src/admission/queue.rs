@@ -5,10 +5,10 @@
 //! (yet, or ever), must not get all of them. So while many threads are at work
 //! ([`ThreadPool::is_crowded`]) a volume may take another thread only within these bounds:
 //!
-//! | which | how many of the places (`SessionOptions::threads_max`) |
+//! | which | how much of the capacity (`SessionOptions::threads_max`) |
 //! |---|---|
 //! | the first for each volume, that of the mountpoint included | one each |
-//! | further ones | half of the places for all volumes together; a volume may have no more of them than are left, alone a quarter of the places |
+//! | further ones | half of the capacity for all volumes together; a volume may have no more of it than is left, alone a quarter of the capacity |
 //!
 //! A request beyond that waits in the *queue*: a copy of its message, and a [`RequestSlot`] of its
 //! own. The slot's word holds it like a request under way that may be abandoned, whatever it is,
@@ -25,21 +25,21 @@
 //! without a waiting process either, which the kernel bounds for the whole mountpoint. FORGET has
 //! no answer, and does not wait either.
 //!
-//! Bounded: [`QUEUED_PER_THREAD`] requests for each place, and their messages by the largest
-//! WRITE for each place. A request that finds the queue full keeps its thread. Over io_uring a
-//! request keeps its entry until it is answered, so that there is no queue.
+//! Bounded: [`QUEUED_PER_THREAD`] requests for each thread of the capacity, and their messages by
+//! the largest WRITE for each. A request that finds the queue full keeps its thread. Over io_uring
+//! a request keeps its entry until it is answered, so that there is no queue.
 //!
 //! # Lock order
 //! As in [`in_flight`](crate::in_flight).
 //!
 //! # Orderings
 //! P5: no request waits while none of its volume is at work. A thread that lets a request wait
-//! raises `AdmissionQueue::len`, then looks at the slots; a thread that is through with a request
-//! clears `RequestSlot::volume` ([`RequestSlot::clear_volume`]), then looks at `len`
+//! raises `AdmissionQueue::len`, then scans the slots; a thread that is through with a request
+//! clears `RequestSlot::volume` ([`RequestSlot::clear_volume`]), then reads `len`
 //! (`InFlight::pop_queued`). All of it is SeqCst: either the first thread sees that none is at
 //! work, or the second sees that a request waits, and finds it under the lock.
 //!
-//! P6: a thread that lets a request wait looks under `AdmissionQueue::state` whether the volume is
+//! P6: a thread that lets a request wait checks under `AdmissionQueue::state` whether the volume is
 //! given up; a thread that gives it up marks it, then empties the queue. One of the two sees the
 //! other.
 //!
@@ -54,9 +54,9 @@ use sync::atomic::{AtomicUsize, Ordering};
 use crate::in_flight::slot::{RequestClass, RequestSlot};
 use crate::tree::wire::NodeTag;
 
-/// How many requests may wait for each place there is.
+/// How many requests may wait for each thread of the capacity.
 pub(super) const QUEUED_PER_THREAD: usize = 16;
-/// One of this many places may be taken by further requests.
+/// Further requests may take the capacity divided by this.
 const FURTHER_ONE_OF: usize = 2;
 
 /// A request that waits.

@@ -172,7 +172,7 @@ fn two_answers_are_caught() {
     mutant::assert_caught(test, &["room-begins-anyway"], "not answered once");
 }
 
-/// An INTERRUPT for a request that waits is heard, while that comes into the room and leaves it.
+/// An INTERRUPT for a request that waits takes effect, while that enters the queue and leaves it.
 #[test]
 fn an_interrupt_of_one_that_waits_is_heard() {
     model::check(|| {

@@ -1,12 +1,12 @@
 //! Bounds the threads that requests for a volume hold while its store does not answer.
 //!
 //! Purpose: the threads and the entries that bring requests are shared by all volumes of a
-//! mountpoint. Of the places (`SessionOptions::threads_max`, 256 at least) the requests for volumes
-//! whose stores do not answer take at most:
+//! mountpoint. Of the capacity (`SessionOptions::threads_max` requests, 256 at least) the requests
+//! for volumes whose stores do not answer take at most:
 //!
 //! | which | how many |
 //! |---|---|
-//! | the first for each such volume | one each, of all together half of the places |
+//! | the first for each such volume | one each, of all together half of the capacity |
 //! | further ones | of all together a quarter, each volume its equal part, an eighth at most |
 //!
 //! So the request of a client that uses such a volume alone waits, however many others are stalled
@@ -21,17 +21,17 @@
 //! their threads go on, uncounted. Later ones do not call the store: the volume closes these files
 //! by itself (its module `deferred_close`). FORGET has no answer; its thread is uncounted, too.
 //!
-//! The thread counts: a request whose caller was killed has its place until the store's call has
-//! returned. A place is given back before the answer is written (`RequestSlot::claim`): the
-//! client's next request may be read before the writer goes on.
+//! The thread counts: a request whose caller was killed counts until the store's call has returned.
+//! It ceases to count before the answer is written (`RequestSlot::claim`): the client's next
+//! request may be read before the writer goes on.
 //!
 //! Over io_uring a request whose data stays in the entry cannot be answered early, nor can one
 //! whose late success would matter (see [`AbortPolicy`](crate::in_flight::AbortPolicy)) before its
 //! volume is given up: such requests hold their threads.
 //!
 //! # Orderings
-//! P3: a thread that gives a volume up marks it, then looks at the slots; a thread that begins a
-//! request puts it into its slot's word, then looks at the mark (`InFlight::begin_abortable`).
+//! P3: a thread that gives a volume up marks it, then scans the slots; a thread that begins a
+//! request puts it into its slot's word, then reads the mark (`InFlight::begin_abortable`).
 //! All of it is SeqCst: one of them sees the other.
 //!
 //! P4: a thread clears `RequestSlot::volume` before it writes the answer; another thread counts for
@@ -45,7 +45,7 @@ use super::capacity::AT_LEAST;
 use crate::in_flight::slot::{ActiveRequest, STALLED, TAG_SHIFT};
 use crate::tree::wire::NodeTag;
 
-/// One of this many places may be taken by first requests for stores that do not answer.
+/// First requests for stores that do not answer may take the capacity divided by this.
 const FIRSTS_ONE_OF: usize = 2;
 /// And by further ones.
 const FURTHER_ONE_OF: usize = 4;
@@ -74,8 +74,8 @@ fn further(stalled: usize, capacity: usize) -> usize {
 }
 
 impl StallQuota {
-    /// There are `stalled` volumes whose stores do not answer, and the mountpoint has `capacity`
-    /// places for requests.
+    /// There are `stalled` volumes whose stores do not answer, and the mountpoint has room for
+    /// `capacity` requests.
     pub(crate) fn set(&self, stalled: usize, capacity: usize) {
         // ORDERING: Relaxed here and below, bounds that need not be exact at any moment.
         self.firsts.store(firsts(capacity), Ordering::Relaxed);

@@ -19,7 +19,7 @@ fn volumes(n: usize) -> Vec<RequestClass> {
         .collect()
 }
 
-/// The places are 256.
+/// The capacity is 256.
 #[test]
 fn of_each_stalled_volume_the_first_request_waits_and_they_share_a_quarter() {
     for (stalled, further) in [(1, 32), (2, 32), (10, 6), (64, 1), (100, 0), (128, 0)] {

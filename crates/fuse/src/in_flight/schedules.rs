@@ -87,7 +87,7 @@ fn two_answers_are_caught() {
     mutant::assert_caught(test, &both, "ended the next request");
 }
 
-/// An INTERRUPT beside the beginning of its request is heard.
+/// An INTERRUPT beside the beginning of its request takes effect.
 #[test]
 fn an_interrupt_beside_its_request_is_heard() {
     model::check(|| {

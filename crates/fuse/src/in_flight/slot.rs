@@ -273,7 +273,7 @@ impl RequestSlot {
     /// Its thread is through with the request.
     pub(crate) fn clear_volume(&self) {
         // ORDERING: P4: before the answer is written. SeqCst, P5 of the module `queue`: before the
-        // look whether a request waits.
+        // check whether a request waits.
         self.volume.store(0, Ordering::SeqCst);
     }
 

@@ -2,11 +2,11 @@
 //!
 //! The kernel sends no INTERRUPT for O_DIRECT reads and writes (their caller waits in a way that no
 //! signal ends), and none can be read while every thread is stuck. So while requests are waiting,
-//! the watcher also looks at the callers of all that have been in hand for a whole [`PERIOD`].
+//! the watcher also checks the callers of all that have been in hand for a whole [`PERIOD`].
 //!
 //! # Orderings
-//! P2: a request that may wait sets `wanted`, then looks at `is_on`; the watcher clears `is_on`,
-//! then looks at `wanted`. Both sides are SeqCst: one of them sees the other.
+//! P2: a request that may wait sets `wanted`, then reads `is_on`; the watcher clears `is_on`,
+//! then reads `wanted`. Both sides are SeqCst: one of them sees the other.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use super::slot::RequestSlot;
 /// How often, and how long a request must have been in hand.
 pub(super) const PERIOD: Duration = Duration::from_secs(1);
 
-/// Whether to look.
+/// Whether to check.
 #[derive(Debug, Default)]
 pub(super) struct StuckScan {
     wanted: AtomicBool,
     is_on: AtomicBool,
 }
 
-/// The watcher's last look.
+/// The watcher's last check.
 #[derive(Debug, Default)]
 pub(super) struct ScanState {
     due: Option<Instant>,
@@ -43,7 +43,7 @@ impl StuckScan {
         !self.is_on.load(Ordering::SeqCst)
     }
 
-    /// When the watcher has to look next, if at all.
+    /// When the watcher has to check next, if at all.
     pub(super) fn due(&self, round: &mut ScanState, now: Instant) -> Option<Instant> {
         if round.due.is_none() && self.take_wish() {
             round.due = Some(now + PERIOD);
@@ -52,7 +52,7 @@ impl StuckScan {
     }
 
     fn take_wish(&self) -> bool {
-        // ORDERING: SeqCst, P2: before the look at `wanted`.
+        // ORDERING: SeqCst, P2: before the read of `wanted`.
         self.is_on.store(false, Ordering::SeqCst);
         // ORDERING: SeqCst, P2.
         let is_wanted = self.wanted.swap(false, Ordering::SeqCst);
@@ -64,7 +64,7 @@ impl StuckScan {
         is_wanted
     }
 
-    /// Ends the waits of killed callers, and decides whether to look again.
+    /// Ends the waits of killed callers, and decides whether to check again.
     pub(super) fn look(&self, round: &mut ScanState, slots: &[Arc<RequestSlot>], now: Instant) {
         let before = std::mem::take(&mut round.in_hand);
         let mut has_long = false;

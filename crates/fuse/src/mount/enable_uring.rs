@@ -1,6 +1,6 @@
 //! The kernel's switch for FUSE over io_uring.
 //!
-//! The kernel looks at it when it mounts (to offer it in INIT) and when INIT is answered; after
+//! The kernel reads it when it mounts (to offer it in INIT) and when INIT is answered; after
 //! that the connection keeps what was agreed. There is one switch for the whole host, which is its
 //! administrator's: a mount only reads it. With `uring=on` a daemon that runs as root switches it on
 //! for as long as mounting takes, and puts it back to what it was. A lock file keeps other processes

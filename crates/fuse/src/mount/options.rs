@@ -21,7 +21,7 @@ pub enum Wanted {
     FuseBlk,
 }
 
-/// How the daemon hears of sync(2) and syncfs(2) of a mount of type `fuseblk`.
+/// How the daemon notices sync(2) and syncfs(2) of a mount of type `fuseblk`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Syncs {
     /// As SYNCFS, which kernels send since 6.18; on older ones by a dirty page of the device.
@@ -45,7 +45,7 @@ pub struct MountOptions {
     pub allow_other: Option<bool>,
     /// `ro`, `nosuid`, `nodev`, `noexec`, `noatime` and the like.
     pub flags: MountFlags,
-    /// How the daemon hears of syncs.
+    /// How the daemon notices syncs.
     pub syncs: Syncs,
     /// Whether the session is to talk to the kernel over io_uring. This is asked here because the
     /// kernel's switch for it has to be on when it mounts.

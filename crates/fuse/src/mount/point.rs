@@ -27,7 +27,7 @@ pub enum MountpointError {
     /// The mount there has lost its server.
     #[error("{} is a mount whose server is gone; unmount it first (umount -l {})", .0.display(), .0.display())]
     Dead(PathBuf),
-    /// It cannot be looked at.
+    /// It cannot be examined.
     #[error("cannot look at mountpoint {}: {source}", .path.display())]
     Unreadable {
         /// Which.

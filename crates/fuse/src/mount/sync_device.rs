@@ -4,7 +4,7 @@
 //! module `sync_page` says what for. The file is in a FUSE mount of its own, which is at no path:
 //! only the loop device has it, and it goes with that. Tools show its path there for the device.
 //!
-//! The file has no content: a write is only heard, a read returns zeros. Nodes are numbered along
+//! The file has no content: a write is only noticed, a read returns zeros. Nodes are numbered along
 //! its path: the root, the directories, the file.
 
 use std::fs::{File, OpenOptions};

@@ -4,7 +4,7 @@
 //! A thread that waits for a page of the device sleeps uninterruptibly (state `D` in
 //! `/proc/PID/task/TID/stat`), or has a processor or wants one (`R`) on the way there. For a thread
 //! in `D` the file `syscall` beside it has the number and the arguments of its call. A thread that
-//! runs, and one whose call may not be read, is looked at again until it sleeps in another state,
+//! runs, and one whose call may not be read, is checked again until it sleeps in another state,
 //! is seen in another call, or has used more of its processor for itself than before, which it
 //! cannot have done in such a call. Source: proc_pid_stat(5), proc_pid_syscall(5).
 
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long undecided threads are looked at again.
+/// How long undecided threads are checked again.
 const LONGEST: Duration = Duration::from_secs(5);
 /// How often: longer each time.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
@@ -54,7 +54,7 @@ pub(super) fn may_anybody_sync(within: Duration) -> bool {
         thread::sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
         // All of them: a thread may have begun meanwhile, and should not wait for those that are
-        // looked at again.
+        // checked again.
         let Some(now) = self::undecided() else { return true };
         undecided.retain(|thread, before| now.get(thread) == Some(before));
     }

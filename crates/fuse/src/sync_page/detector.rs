@@ -32,7 +32,7 @@ use crate::mount::DEVICE_BYTES;
 
 /// How long the kernel's queues are waited for.
 const LONGEST: Duration = Duration::from_secs(2);
-/// How often they are looked at. Nothing reports that they are empty.
+/// How often they are checked. Nothing reports that they are empty.
 const AGAIN: Duration = Duration::from_millis(1);
 /// Length of a page, in bytes: the block size of the mount.
 const PAGE: u64 = 4096;

@@ -154,7 +154,7 @@ fn a_sync_that_is_not_heard_is_caught() {
 }
 
 /// A write that the flusher makes of its own accord has nothing written before it is due, and the
-/// next sync is still heard; so is one after a failure.
+/// next sync is still noticed; so is one after a failure.
 #[test]
 fn the_flusher_is_not_a_sync_and_takes_none_away() {
     model::check(|| {

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use crate::device::{Dev, ReplyBytes};
 use crate::transport::uring::reply_slot::ReplySlot;
 
-/// A thread's line to the kernel.
+/// A thread's channel to the kernel.
 #[derive(Debug)]
 pub(crate) enum ReplyChannel {
     /// An opening of `/dev/fuse`; answers are written at once.

@@ -39,7 +39,7 @@
 //!
 //! # Answers from elsewhere (SAFETY of the payload)
 //! An answer hands the entry over at once, and the kernel may fill it with the next request. In one
-//! case it is given before the handler returns, and then no thread of the daemon looks at the
+//! case it is given before the handler returns, and then no thread of the daemon reads the
 //! entry's memory any more: a killed caller is answered EINTR while the handler is still in the
 //! store. The handler has a copy of the whole message in its thread's own buffer
 //! ([`entry::Payload::Copied`]) and finds out that its answer is not wanted before it writes it.

@@ -6,7 +6,7 @@
 //! are not in sections: it ends with the connection.
 //!
 //! # Orderings
-//! P1: a request opens a section, then looks at `is_closed`; the end sets it, then waits for a
+//! P1: a request opens a section, then reads `is_closed`; the end sets it, then waits for a
 //! grace period. Either the request sees that it is closed, or it is waited for.
 //!
 //! P2: `attachments` is raised before a second mount can be walked. A look-up that did not see it
@@ -237,7 +237,7 @@ impl Superblock for AttachedVolume {
     }
 
     fn force(&self) {
-        // ORDERING: SeqCst, P3 of `admission::stall_quota`: before the look at the slots.
+        // ORDERING: SeqCst, P3 of `admission::stall_quota`: before the scan of the slots.
         self.is_aborted.store(true, Ordering::SeqCst);
         self.aborted_at.get_or_init(Instant::now);
         self.volume.abort();

@@ -25,7 +25,7 @@ pub struct Hanging {
 }
 
 impl Hanging {
-    /// A volume whose stall a look finds 20 ms after it has begun.
+    /// A volume whose stall a check finds 20 ms after it has begun.
     pub fn new(mounted: &Mounted, name: &str, rules: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("file"), "x").unwrap();

@@ -21,7 +21,7 @@ pub(super) struct Tracer {
     pub(super) no_drain: Option<String>,
 }
 
-/// The events since the last look.
+/// The events since the last check.
 pub(super) struct Seen {
     /// Inodes that changed owners.
     pub(super) switches: usize,
@@ -49,7 +49,7 @@ impl Tracer {
         Ok(this)
     }
 
-    /// The events since the last look.
+    /// The events since the last check.
     pub(super) fn take(&self) -> anyhow::Result<Seen> {
         let text = fs::read_to_string(file("trace")).context("the trace")?;
         fs::write(file("trace"), "").context("the trace")?;

@@ -46,7 +46,7 @@ fn counted_before() {
 }
 
 /// `base`: if any switch is in flight anywhere, wait for all callbacks and for the queue of
-/// switches. **Wrong**: a switcher that has looked at `SB_ACTIVE` and has not queued yet is missed.
+/// switches. **Wrong**: a switcher that has read `SB_ACTIVE` and has not queued yet is missed.
 #[derive(Debug, Default)]
 pub(crate) struct Base {
     pub(crate) delay_point: DelayPoint,
@@ -70,9 +70,9 @@ impl DrainStrategy for Base {
     }
 }
 
-/// `race`: switchers look, prepare and queue in a read section; if any switch is in flight
+/// `race`: switchers check, prepare and queue in a read section; if any switch is in flight
 /// anywhere, unmount waits for a grace period, for all callbacks, and for the queue. A switch is
-/// counted before its switcher looks at `SB_ACTIVE`.
+/// counted before its switcher reads `SB_ACTIVE`.
 #[derive(Debug, Default)]
 pub(crate) struct Race {
     pub(crate) delay_point: DelayPoint,

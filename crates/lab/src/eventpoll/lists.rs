@@ -1,4 +1,4 @@
-//! The kernel's two ready lists, with their locks: the callback looks, adds and wakes under the
+//! The kernel's two ready lists, with their locks: the callback checks, adds and wakes under the
 //! lock (shared in one, exclusive in the other). The scan takes it exclusively to take the list,
 //! and again to put back undelivered items. While a scan runs, newly queued items go to a second
 //! list.
@@ -12,7 +12,7 @@ use rustix::thread::futex;
 use sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// An item's place. A thread that queues holds the lock; the scan changes `is_linked` without it,
-/// while no other thread looks.
+/// while no other thread reads it.
 #[derive(Debug)]
 pub(crate) struct Node {
     slot: usize,
@@ -113,7 +113,7 @@ impl State {
 
 /// By the scan: the item leaves the list.
 fn unlink(node: &Node, listed: &AtomicUsize) {
-    // ORDERING: Relaxed: no other thread looks while a scan runs; SeqCst, the required full
+    // ORDERING: Relaxed: no other thread reads it while a scan runs; SeqCst, the required full
     // barrier.
     if node.is_linked.swap(false, Ordering::Relaxed) {
         listed.fetch_sub(1, Ordering::SeqCst);

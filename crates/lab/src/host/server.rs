@@ -261,7 +261,7 @@ fn answer(fd: BorrowedFd<'_>, header: &InHeader, op: Op<'_>, flags: InitFlags) {
 fn init(offer: &InitIn, flags: InitFlags) -> InitOut {
     let offered = u64::from(offer.flags) | (u64::from(offer.flags2) << 32);
     let mut agreed = flags & InitFlags::from_bits_retain(offered);
-    // Bits above the 31st are looked at with this one only.
+    // Bits above the 31st are checked with this one only.
     if agreed.bits() >> 32 != 0 {
         agreed |= InitFlags::INIT_EXT;
     }

@@ -34,7 +34,7 @@ const USED: &str = "cache=16M";
 const AT_ONCE: usize = 8;
 /// Longer than anything takes that is waited for.
 pub(super) const LONG: Duration = Duration::from_secs(300);
-/// Between two looks.
+/// Between two checks.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// A volume of the product.

@@ -24,7 +24,7 @@ pub(crate) const COMMAND: &str = "kernels";
 const TRIES: usize = 3;
 /// The time of one part on one kernel without hardware support, about.
 const PART: Duration = Duration::from_secs(120);
-/// Between two looks at a kernel's output.
+/// Between two reads of a kernel's output.
 const LOOK: Duration = Duration::from_millis(250);
 /// The file that a kernel leaves in its report.
 const RESULT: &str = "kernels.json";

@@ -249,7 +249,7 @@ impl WorkQueue for Pool {
     }
 }
 
-/// How often a mount's count is looked at before a grace period is waited for.
+/// How often a mount's count is checked before a grace period is waited for.
 const LOOKS: u32 = 16;
 
 /// Whether it has no other user; if it has, lets others run first.

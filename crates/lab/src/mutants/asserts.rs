@@ -26,8 +26,8 @@ pub(super) struct Assert {
     pub(super) line: usize,
 }
 
-/// All assertions, in the order in which they are made; and calls of which the arguments cannot be
-/// told.
+/// All assertions, in the order in which they are made; and calls whose arguments cannot be
+/// determined.
 pub(super) fn all(modules: &[Module]) -> (Vec<Assert>, Vec<String>) {
     let mut reader =
         Reader { module: None, by: None, scope: Scope::default(), found: Vec::new(), faults: Vec::new() };

@@ -16,7 +16,7 @@ pub(super) struct Test {
     pub(super) claim: Option<String>,
     pub(super) file: PathBuf,
     pub(super) line: usize,
-    /// What runs it, if that can be told.
+    /// What runs it, if that can be determined.
     pub(super) checker: Option<Checker>,
     pub(super) is_ignored: bool,
 }

@@ -19,7 +19,7 @@ pub(super) struct Place {
     pub(super) line: usize,
 }
 
-/// All places, and those of which the mutant's name cannot be told.
+/// All places, and those whose mutant's name cannot be determined.
 pub(super) fn all(modules: &[Module]) -> (BTreeSet<Place>, BTreeSet<String>) {
     let mut found = Finder::new(modules);
     for module in modules {

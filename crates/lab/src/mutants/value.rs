@@ -1,5 +1,5 @@
-//! What an expression is, as far as it can be told without running it: texts, and lists and tuples
-//! of them.
+//! What an expression is, as far as it can be determined without running it: texts, and lists and
+//! tuples of them.
 
 use super::inside;
 use crate::source::Module;

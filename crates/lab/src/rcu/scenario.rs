@@ -17,7 +17,7 @@ const CALLBACKS: Metric = Metric::rate("callbacks_per_s", "1/s");
 
 /// Sections by one copy of the loop.
 const PAIRS: u64 = 1_000_000;
-/// Values given up between two looks at the clock.
+/// Values given up between two reads of the clock.
 const VALUES: u64 = 100_000;
 
 /// The pause between two grace periods beside readers. One right after the other would find readers

@@ -16,7 +16,7 @@ pub(crate) trait Subject: Send + Sync {
     /// One grace period; an error if there is no such call.
     fn grace(&self) -> Result<(), &'static str>;
 
-    /// One grace period that is asked for and looked at until it has passed; an error if there is
+    /// One grace period that is asked for and polled until it has passed; an error if there is
     /// no such call.
     fn poll(&self) -> Result<(), &'static str>;
 

@@ -169,7 +169,7 @@ impl Rig {
         self.status(&[], self.size + 1)
     }
 
-    /// Runs `watertight status`, and looks whether it names so many volumes.
+    /// Runs `watertight status`, and checks whether it names so many volumes.
     fn status(&self, arguments: &[PathBuf], volumes: usize) -> anyhow::Result<()> {
         let mut command = Command::new(&self.program);
         command.env("WATERTIGHT_RUNTIME_DIR", self.path("run")).arg("status").args(arguments);

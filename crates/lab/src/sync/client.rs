@@ -108,7 +108,7 @@ fn serve(arguments: &[OsString]) -> anyhow::Result<()> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Took {
     pub(super) time: Duration,
-    /// When its end was heard of.
+    /// When its end was seen.
     pub(super) until: Instant,
 }
 

@@ -34,10 +34,10 @@ const NEIGHBOUR: &str = "1M";
 /// each.
 const DIRECT_PIECE: usize = 8 << 10;
 const DIRECT_EACH: Duration = Duration::from_nanos(1_000_000_000 / 128);
-/// The interval of looks at the store, and the time over which a rate is computed.
+/// The interval at which the store is read, and the time over which a rate is computed.
 const LOOK: Duration = Duration::from_millis(2);
 const WINDOW: Duration = Duration::from_millis(20);
-/// How long it is looked at before and after a sync.
+/// How long it is checked before and after a sync.
 const BESIDE: Duration = Duration::from_secs(1);
 
 pub(super) fn notes() -> Vec<String> {

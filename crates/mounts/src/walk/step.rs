@@ -1,6 +1,6 @@
 //! The steps of a walk between mounts, over any tree that is changed under a [`MountLock`].
 //!
-//! A walk begins with a number of the sequence. After each look at the tree, it checks the number
+//! A walk begins with a number of the sequence. After each read of the tree, it checks the number
 //! again before it draws a conclusion: from a mount, because it may be gone; from *none*, because
 //! there may have been one all the time, on another mount that took this one's place; from a
 //! parent, because a mount that left the tree has none, or another. The result of a step is as if

@@ -189,7 +189,7 @@ impl Inner {
         let _ = (self, state);
     }
 
-    /// The clock was moved: the worker looks at it.
+    /// The clock was moved: the worker reads it.
     pub(crate) fn clock_of_callbacks_moved(&self) {
         self.expedite(&mut self.callbacks.state.lock());
         self.callbacks.work.notify_all();
@@ -230,7 +230,7 @@ impl Inner {
             state = self.free_all(state);
         }
         if state.len() == 0 {
-            // C1: only the look that follows misses nothing.
+            // C1: only the check that follows misses nothing.
             callbacks.worker.set_absent(self.gp.is_asymmetric());
             if state.len() == 0 || is_on("rcu-rest-unchecked") {
                 state.has_worker = false;
@@ -271,7 +271,7 @@ impl Inner {
         if busy.is_empty() {
             return;
         }
-        // After the look: the grace period serves all that were seen.
+        // After the count: the grace period serves all that were seen.
         self.wait_for(self.gp.get_state());
         let _running = Running::begin(self.address());
         for (queued, list) in busy {

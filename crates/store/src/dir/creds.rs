@@ -10,9 +10,9 @@
 //!   changes.
 //! * Its root, working directory and umask are its own (`CLONE_FS` unshared): the umask of one
 //!   thread would otherwise be that of all.
-//! * Its file-system ids and umask stay those of the last creator, unless the medium looks at ids
+//! * Its file-system ids and umask stay those of the last creator, unless the medium checks ids
 //!   where capabilities ought to do (network file systems): there the guard puts the ids back. On
-//!   local file systems, only creation looks at them while the capabilities are there.
+//!   local file systems, only creation checks them while the capabilities are there.
 //! * The kernel makes a process undumpable when a thread changes its ids (no core files).
 //!
 //! Threads that such a thread starts inherit all of this; they take their own ids before they

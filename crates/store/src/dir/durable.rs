@@ -58,7 +58,7 @@ const THREADS: usize = 4;
 /// Stack of each but the calling one.
 const STACK_SIZE: usize = 256 << 10;
 
-/// Names that an object may have noted before they are looked through.
+/// Names that an object may have noted before they are scanned.
 const NAMES_LOOK: usize = 8;
 
 /// The kinds of changes.
@@ -83,7 +83,7 @@ pub(crate) struct SyncState {
     /// A descriptor of the data, where it might not be possible to open it again.
     kept: Option<Arc<OwnedFd>>,
     names: Vec<NameIn>,
-    /// How many of them were needed when they were last looked through.
+    /// How many of them were needed when they were last scanned.
     names_kept: usize,
 }
 
@@ -319,14 +319,14 @@ impl Inner {
         drop(kept);
         if let Some(number) = queued {
             self.unsynced.remove(number);
-            // If other pins are left the object is open, and is looked at when it is closed.
+            // If other pins are left the object is open, and is checked when it is closed.
             let _ = self.table.unpin(node);
         }
     }
 
     /// Takes `node` for durable: it has no name any more.
     ///
-    /// `up_to` is its clock from before the look at its names: a file may get a name again after
+    /// `up_to` is its clock from before the scan of its names: a file may get a name again after
     /// that.
     fn settle_unlinked(&self, node: &DirNode, up_to: u64) {
         let mut state = node.sync.lock();

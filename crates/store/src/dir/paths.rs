@@ -7,7 +7,7 @@
 //! [`ErrorKind::TooManyFiles`](crate::ErrorKind::TooManyFiles).
 //!
 //! The store does not hold an object whose descriptor is evicted. So:
-//! * an object without a name is never evicted ([`Inner::evict`] looks at its link count);
+//! * an object without a name is never evicted ([`Inner::evict`] reads its link count);
 //! * a thread that removes a name holds the object meanwhile, and gives it its descriptor back
 //!   afterwards ([`Inner::keep_through_unlink`], [`UnlinkGuard`]). Both happen under
 //!   [`DirNode::path`]'s lock: a removal is either over, and the count is seen to be zero, or it
@@ -55,7 +55,7 @@ pub(crate) struct PathFd {
     pub(crate) fd: Option<Arc<OwnedFd>>,
     /// Noted when the descriptor is first evicted.
     handle: Option<Handle>,
-    /// Used since it was last looked at.
+    /// Used since it was last checked.
     is_used: bool,
 }
 

@@ -91,7 +91,7 @@ pub(crate) struct Table {
     /// The next counted id's high part; ids carry their shard in the low bits, as inode numbers do,
     /// so that one shard holds an object under both of its numbers.
     next: AtomicU64,
-    /// The shard whose queue is looked at next.
+    /// The shard whose queue is checked next.
     hand: AtomicUsize,
 }
 
@@ -201,7 +201,7 @@ impl Table {
     /// to.
     pub(crate) fn unused(&self, max: usize, is_unused: impl Fn(&DirNode) -> bool) -> Vec<Arc<DirNode>> {
         let mut found = Vec::with_capacity(max);
-        // Twice around: the first look at an object only clears its mark of use.
+        // Twice around: the first visit to an object only clears its mark of use.
         for _ in 0..2 * SHARDS {
             // ORDERING: Relaxed. Any distribution over the shards will do.
             let at = self.hand.fetch_add(1, Ordering::Relaxed) % SHARDS;

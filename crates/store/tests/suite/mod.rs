@@ -120,7 +120,7 @@ pub(crate) fn list(store: &dyn Store, id: ObjectId) -> Vec<String> {
     names
 }
 
-/// Attributes without those that a mere look may change.
+/// Attributes without those that a mere read may change.
 pub(crate) fn steady(attr: Attr) -> Attr {
     Attr { atime: Default::default(), ..attr }
 }

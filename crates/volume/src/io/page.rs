@@ -16,7 +16,7 @@ pub(crate) const PAGE_SIZE: usize = 4096;
 pub(crate) const PAGE: u64 = PAGE_SIZE as u64;
 
 /// One page of file data. Held in place by its `Arc`, so that the count of its owners lies beside
-/// the bytes: looking at one fetches the other.
+/// the bytes: reading one fetches the other.
 #[derive(Debug)]
 pub(crate) struct Page([u8; PAGE_SIZE]);
 

@@ -45,7 +45,7 @@ impl Volume {
         // as write(2) does.
         let room = self.core.file_size_max.saturating_sub(offset);
         let fits = data.len() as u64 <= room;
-        // For its own write-back the kernel does not look at how much was taken.
+        // For its own write-back the kernel does not check how much was taken.
         if !fits && (room == 0 || flags.contains(WriteFlags::KERNEL)) {
             return Err(Error::FileTooBig);
         }

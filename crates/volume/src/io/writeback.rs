@@ -126,7 +126,7 @@ impl Inode {
             // no less.
             self.core.counters.bytes_written_back.add(end.saturating_sub(offset));
         }
-        // Before the cache looks at its pages: these references would count as another user's.
+        // Before the cache examines its pages: these references would count as another user's.
         drop(run.pages);
         let (freed, permit) = {
             let mut state = self.state();

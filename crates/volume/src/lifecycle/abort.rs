@@ -37,7 +37,7 @@ const HEALTHY: Duration = Duration::from_secs(1);
 /// that is busy.
 const NAMING: Duration = Duration::from_secs(1);
 const NAMING_FORCED: Duration = CALLS;
-/// How often the caller looks whether the store is at a name.
+/// How often the caller checks whether the store is at a name.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Stores that were aborted and whose files are still being closed.

@@ -76,16 +76,16 @@ impl Volume {
         &self.core.events
     }
 
-    /// Notices what has begun or ended since the last look, and reports it as events: that the
+    /// Notices what has begun or ended since the last check, and reports it as events: that the
     /// store does not answer, or answers again, the end of a full cache and of a limit's waits. The
-    /// daemon looks about once a second. Returns the call that the store has not answered in time,
+    /// daemon checks about once a second. Returns the call that the store has not answered in time,
     /// if there is one. Never asks the store.
     pub fn look(&self) -> Option<UnderWay> {
         self.core.events.look_at_waits();
         self.core.stall.look(&self.core.events)
     }
 
-    /// The volume's figures. Never asks the store. Looks as [`look`](Self::look) does.
+    /// The volume's figures. Never asks the store. Notices stalls as [`look`](Self::look) does.
     #[must_use]
     pub fn status(&self) -> Status {
         let dirty = self.dirty_inodes();
@@ -149,7 +149,7 @@ impl Volume {
         self.core.stall.now()
     }
 
-    /// Whether the store did not answer at the last [look](Self::look). Costs nothing.
+    /// Whether the store did not answer at the last [check](Self::look). Costs nothing.
     #[must_use]
     pub fn is_known_to_stall(&self) -> bool {
         self.core.stall.is_reported()

@@ -9,7 +9,7 @@ use sync::{model, mutant, thread};
 use super::Stall;
 use crate::events::Events;
 
-/// One call, which each of two threads that look may see under way, or not: a stall at most,
+/// One call, which each of two threads that check may see under way, or not: a stall at most,
 /// whichever was first.
 fn two_look() {
     let (store, watch) = Watch::over(MemStore::new(1 << 20) as Arc<dyn Store>);
@@ -29,7 +29,7 @@ fn two_look() {
     assert!(!stall.is_reported(), "it is not under way any more");
 }
 
-/// A call that the store does not answer is reported once, whichever thread looks.
+/// A call that the store does not answer is reported once, whichever thread checks.
 #[test]
 fn a_call_is_told_of_once_by_whoever_looks() {
     model::check(two_look);

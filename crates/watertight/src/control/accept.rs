@@ -20,7 +20,7 @@ use super::service::Service;
 
 /// Bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// How long connections may take to hear the end.
+/// How long connections may take to receive the end.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How much at a time. Shared by all of a server's sockets, as its threads are.

@@ -42,13 +42,13 @@ use crate::term::problem::{Problem, Result};
 use crate::term::shown::{Name, Show as _, Shown};
 use crate::term::units;
 
-/// How often the store's signs of life are looked at where there is no status line.
+/// How often the store's signs of life are checked where there is no status line.
 const LOOK: Duration = Duration::from_secs(1);
 /// How long the session may take to answer the kernel after the drain.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long giving up may take.
 const GIVE_UP: Duration = Duration::from_secs(2);
-/// How often it is looked meanwhile whether a store hangs.
+/// How often the supervisor meanwhile checks whether a store hangs.
 const GIVE_UP_LOOK: Duration = Duration::from_millis(5);
 /// How often the supervisor checks whether a store hangs while the kernel hands over dirty pages.
 const FLUSH_LOOK: Duration = Duration::from_millis(20);
@@ -83,7 +83,7 @@ struct Rates {
 }
 
 impl Supervisor {
-    /// A supervisor that hears of `events`, which `sender` sends.
+    /// A supervisor that receives `events`, which `sender` sends.
     #[must_use]
     pub fn new(
         mounted: Arc<MountedVolume>,
@@ -139,7 +139,7 @@ impl Supervisor {
         notify::notify("STOPPING=1");
     }
 
-    /// The deadline of an end is looked at when it comes.
+    /// The deadline of an end is checked when it comes.
     fn poll_interval(&self) -> Duration {
         let often = if console().is_terminal() { REDRAW } else { LOOK };
         let Some((_, since)) = self.idle_since else { return often };
@@ -355,7 +355,7 @@ impl Supervisor {
             if left.is_zero() || detached && self.is_left_to_its_stores(begun) {
                 break;
             }
-            // Whether a store hangs is looked at again meanwhile.
+            // Whether a store hangs is checked again meanwhile.
             match self.next(left.min(GIVE_UP_LOOK)) {
                 Some(SupervisorEvent::Drained(drained)) => report = Some(drained),
                 Some(SupervisorEvent::Detached) => detached = true,

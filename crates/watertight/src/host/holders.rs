@@ -4,8 +4,8 @@
 //! Nothing here makes a request to the mount's own server (`statx` asks only for what the kernel
 //! knows itself), so a server that hangs cannot hang the search, and a server can search for the
 //! holders of its own mount. Calls that may hang because of other servers and processes run on
-//! threads that the search does not wait for. A look at an entry of `/proc` holds it for that
-//! moment, so that another user's umount(2) may fail meanwhile: look only when there is a reason
+//! threads that the search does not wait for. A read of an entry of `/proc` holds it for that
+//! moment, so that another user's umount(2) may fail meanwhile: search only when there is a reason
 //! to.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -262,7 +262,7 @@ pub fn of_device(device: Device) -> io::Result<Holders> {
 /// How many threads search.
 struct Searches(AtomicUsize);
 
-/// Counts the descriptors and the like that the threads of one search have looked at.
+/// Counts the descriptors and the like that the threads of one search have examined.
 #[derive(Debug, Default)]
 struct Beats(AtomicU64);
 
@@ -289,10 +289,11 @@ struct Search<F> {
 struct UnderWay(&'static Searches);
 
 impl Searches {
-    /// Looks into these processes. A look at a process may have to wait for a server that hangs,
-    /// where the process itself does, or for a lock of the process's. So other threads look; when
-    /// one hangs, another takes over the rest. In the end the rest is unseen, and so are processes
-    /// whose look hangs when all others are done; so are all where [`SEARCHES_MAX`] hang already.
+    /// Looks into these processes. The search of a process may have to wait for a server that
+    /// hangs, where the process itself does, or for a lock of the process's. So other threads
+    /// search; when one hangs, another takes over the rest. In the end the rest is unseen, and so
+    /// are processes whose search hangs when all others are done; so are all where [`SEARCHES_MAX`]
+    /// hang already.
     fn in_time(
         &'static self,
         pids: Vec<u32>,

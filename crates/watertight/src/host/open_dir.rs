@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use crate::host::mountinfo::MountTable;
 use crate::term::shown::Show as _;
 
-/// How many names of another user's directory are looked at.
+/// How many names of another user's directory are checked.
 const FOREIGN_NAMES_MAX: usize = 16 << 10;
 /// How often openat2(2) is asked again that found the tree changing.
 const AGAIN: usize = 16;
@@ -29,7 +29,7 @@ const AGAIN: usize = 16;
 pub(crate) enum Access {
     /// This process's user's.
     Own,
-    /// Another user's: it is only looked at.
+    /// Another user's: it is only read.
     Foreign,
 }
 

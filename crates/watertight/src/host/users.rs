@@ -1,4 +1,5 @@
-//! Whose volumes this process looks at: its user's, or with `--all-users`, for root, everybody's.
+//! Whose volumes this process reads: its user's, or with `--all-users`, for root, those of all
+//! users.
 
 use std::sync::OnceLock;
 
@@ -7,7 +8,7 @@ use crate::term::problem::{Problem, Result};
 /// Set once, when the program starts: `--all-users` was given.
 static ALL_USERS: OnceLock<()> = OnceLock::new();
 
-/// From here on, other users' directories are looked at, too.
+/// From here on, other users' directories are checked, too.
 ///
 /// # Errors
 /// Exit 2 for all users but root.
@@ -21,7 +22,7 @@ pub fn include_all_users() -> Result<()> {
     Ok(())
 }
 
-/// Whether other users' directories are looked at.
+/// Whether other users' directories are checked.
 #[must_use]
 pub fn includes_all_users() -> bool {
     ALL_USERS.get().is_some()

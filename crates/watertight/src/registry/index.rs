@@ -1,4 +1,4 @@
-//! Finding volumes without looking at all of them.
+//! Finding volumes without reading all of them.
 //!
 //! Below the runtime directory's `index`, beside the records:
 //!

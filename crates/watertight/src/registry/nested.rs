@@ -10,7 +10,7 @@ use crate::term::shown::Show as _;
 
 /// Checks that no running volume has its store above or below `source`, a real path: two caches
 /// over the same files would not see each other's data. The store itself refuses the same
-/// directory. Only volumes that this user may see are looked at, and only by their paths.
+/// directory. Only volumes that this user may see are checked, and only by their paths.
 ///
 /// # Errors
 /// Exit 1, naming the other volume.

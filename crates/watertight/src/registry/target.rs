@@ -111,7 +111,7 @@ pub struct Target {
     pub path: Option<PathBuf>,
 }
 
-/// All volumes that are looked at: this user's own, then the running ones, the newest first.
+/// All volumes that are checked: this user's own, then the running ones, the newest first.
 #[must_use]
 pub fn volumes() -> Vec<RegisteredVolume> {
     crate::host::process::raise_descriptors();

@@ -76,7 +76,7 @@ impl Child {
             .arg("--")
             .arg(&volume.source)
             .arg(&volume.mountpoint)
-            // The service manager hears of all volumes from the one process that it started.
+            // The service manager is notified of all volumes by the one process that it started.
             .env_remove("NOTIFY_SOCKET")
             .env_remove("WATCHDOG_USEC")
             .stdin(Stdio::null())

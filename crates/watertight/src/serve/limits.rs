@@ -27,7 +27,7 @@ const NONE: &str = "rbps=max wbps=max riops=max wiops=max dirty_max=max sync_iso
 /// The limits on one volume.
 #[derive(Debug, Default)]
 pub(super) struct VolumeLimits {
-    /// Those that its process has been told of, by cgroup.
+    /// Those that its process has been sent, by cgroup.
     told: Mutex<Vec<String>>,
     wanted: Mutex<Vec<CgroupLimit>>,
 }

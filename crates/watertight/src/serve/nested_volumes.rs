@@ -39,7 +39,7 @@ use crate::term::units;
 const CALLS_MAX: usize = 8;
 /// How long a call may take before another try is made; the mount process goes on with it.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Volumes that are looked at before the next event is.
+/// Volumes that are checked before the next event is.
 const AT_ONCE: usize = 64;
 /// The stack of a thread that makes a call.
 const STACK: usize = 512 << 10;
@@ -231,7 +231,7 @@ impl NestedVolumes {
         below.iter().for_each(|path| self.queue(path, now));
     }
 
-    /// Has it looked at, then.
+    /// Has it checked, then.
     fn queue(&mut self, path: &Path, at: Instant) {
         let Some(volume) = self.volumes.get_mut(path) else { return };
         match volume.state {
@@ -290,7 +290,7 @@ impl NestedVolumes {
                 AttachState::Due(until) | AttachState::Leaves(until) if until == at && is_free => {
                     self.call(&path)
                 }
-                // Another look was planned since; or the volume inside it asks for one when that
+                // Another check was planned since; or the volume inside it asks for one when that
                 // has left.
                 _ => {}
             }

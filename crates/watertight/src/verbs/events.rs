@@ -4,7 +4,7 @@
 //! that a slow terminal slows the readers; a reader that is too slow learns from its volume how
 //! many events it missed.
 //!
-//! With `--all-users` a user could cause endless news: looks at the directories are never closer
+//! With `--all-users` a user could cause endless news: scans of the directories are never closer
 //! together than `LOOKS_APART`.
 //!
 //! Volumes that appear later are found by watching the runtime directories, *before* they are
@@ -43,7 +43,7 @@ use crate::term::shown::Show as _;
 
 /// Events on their way from the readers to the printer.
 const QUEUED_MAX: usize = 256;
-/// How soon after a look at other users' directories the next one may follow.
+/// How soon after a scan of other users' directories the next one may follow.
 const LOOKS_APART: Duration = Duration::from_millis(200);
 /// How long the line that is being printed may take after a signal.
 const LAST_LINE: Duration = Duration::from_millis(500);
@@ -61,8 +61,8 @@ enum Heard {
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 2 when a volume was named that does not exist; exit 1 when one that was named cannot be
-/// heard, or with `--once` any.
+/// Exit 2 when a volume was named that does not exist; exit 1 when the events of the named one, or
+/// with `--once` of any, cannot be read.
 pub fn run(args: &EventsArgs) -> Result<()> {
     let stop = Arc::new(Notify::new());
     let stopping = Arc::clone(&stop);
@@ -191,7 +191,7 @@ async fn once(args: &EventsArgs) -> Result<(), End> {
 struct Readers {
     printer: Printer,
     follow: bool,
-    /// Volumes that are or were heard, as long as they are in the registry.
+    /// Volumes whose events are or were read, as long as they are in the registry.
     known: HashMap<VolumeId, Record>,
     running: usize,
     sender: mpsc::Sender<Heard>,

@@ -1,6 +1,6 @@
 //! `top`: the volumes of this host and their cgroups, live.
 //!
-//! One thread asks the mount processes; a process that does not answer holds up the next look, but
+//! One thread asks the mount processes; a process that does not answer holds up the next check, but
 //! no key. Another draws, and waits for keys. `screen::lines` makes the contents of a screen, and
 //! needs no terminal.
 
@@ -92,7 +92,7 @@ impl Looks {
         Ok(Self { ask, told, due: Some(Instant::now()) })
     }
 
-    /// The result of the last look, once; begins the next one where it is due.
+    /// The result of the last check, once; begins the next one where it is due.
     fn take(&mut self, interval: Duration) -> Option<Table> {
         if self.due.is_some_and(|due| due <= Instant::now()) && self.ask.send(()).is_ok() {
             self.due = None;

@@ -31,7 +31,7 @@ const FORCE: Duration = Duration::from_secs(3);
 /// How long a process that has ended may take to close its files. After that it counts as waiting
 /// for its store.
 const CLOSING: Duration = Duration::from_millis(200);
-/// How often a process that leaves is looked at.
+/// How often a process that leaves is checked.
 const LOOK: Duration = Duration::from_millis(20);
 /// After this time the verb reports that a volume without a path is still held.
 const HELD_ELSEWHERE: Duration = Duration::from_secs(3);
@@ -226,8 +226,8 @@ impl UmountJob<'_> {
         if mounts.direct().next().is_some() {
             return Ok(Err(mounts));
         }
-        // A look first, where files are open: the holders are reported before everything is
-        // written. Not always: looking through /proc disturbs others for a moment.
+        // A search first, where files are open: the holders are reported before everything is
+        // written. Not always: searching /proc disturbs others for a moment.
         if let Some(status) = self.seen.as_ref().filter(|status| status.open_files > 0) {
             let holders = look(status);
             if holders.direct().next().is_some() {

@@ -320,7 +320,7 @@ fn the_verb_tells_who_waits_for_a_limit_and_when_that_ends() {
     let mnt = rig.mnt.to_string_lossy().into_owned();
     rig.run(&["limit", &limited.path().to_string_lossy(), &mnt, "wbps=max"]).ok();
     assert!(wait(&mut writer, LONG).is_some_and(|status| status.success()));
-    // A look at the volume's figures also checks whether the limit has ended.
+    // A read of the volume's figures also checks whether the limit has ended.
     let ends = std::thread::spawn(move || (verb.until(edge("ends")), verb));
     while !ends.is_finished() {
         rig.verb("status", &["--json"]).ok();

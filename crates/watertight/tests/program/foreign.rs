@@ -92,7 +92,7 @@ fn record(id: &str) -> Value {
     json!({"id": id, "pid": 1, "source": "mem:", "mountpoint": "/nowhere", "device": device, "started_ms": 1, "ended": null})
 }
 
-/// Root's looks, in all ways.
+/// Every verb by which root reads them.
 fn look(rig: &Rig) {
     for verb in [&["status"][..], &["status", "--json"], &["status", "--metrics"], &["events", "--once"]] {
         for all in [&[][..], &["--all-users"]] {

@@ -45,7 +45,7 @@ fn every_way_to_hold_a_mount_is_named() {
     assert_eq!(daemon.end(), Some(0));
 }
 
-/// The processes that opened a file are looked at first; where one is gone, or has handed its file
+/// The processes that opened a file are checked first; where one is gone, or has handed its file
 /// on, all are.
 #[test]
 fn a_lazy_unmount_names_who_got_a_file_from_one_that_has_ended() {

@@ -154,7 +154,7 @@ fn a_mount_process_serves_its_figures() {
         of_volumes.keys().filter(|series| !series.contains("_requests_total")).collect::<Vec<_>>(),
         series(&later).keys().filter(|series| !series.contains("_requests_total")).collect::<Vec<_>>()
     );
-    // A call for one volume has not looked at the files of `serve`.
+    // A call for one volume has not read the files of `serve`.
     let one = rig.verb("status", &["--metrics"]).ok().stdout;
     assert_eq!(value(&one, "dirty_bytes"), 4.0);
     assert!(!one.contains("watertight_missing"), "{one}");

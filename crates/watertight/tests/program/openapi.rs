@@ -236,7 +236,7 @@ fn one_too_many(socket: &Path, callers: usize, head: &str, body: &str) -> (u16, 
         })
         .collect();
     let first = told.recv_timeout(LONG).expect("one is answered");
-    // All others hold their places, and keep no other caller from being answered.
+    // All others hold their permits, and keep no other caller from being answered.
     assert_eq!(ask(socket, "GET /v1/status", "").0, 200);
     full.is_busy.send_replace(Some(false));
     full.ended.send_replace(Some(ended()));
@@ -356,7 +356,7 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
         assert_eq!(answer.0, 503, "{head}");
         given.insert(check_answer(&document, &mut checker, head, answer));
     }
-    // No listener learns the end, so that their places are taken.
+    // No listener learns the end, so that their permits are taken.
     let socket = dir.path().join("full");
     let (full, server) = serve(&socket, Arc::default());
     full.events.life(Life::Attached, None);

@@ -387,7 +387,7 @@ impl World {
             let path = Path::new(mountpoint);
             let inside =
                 path.strip_prefix(&self.rig.mnt).or_else(|_| path.strip_prefix(&self.second)).unwrap();
-            // In deeper places than those that are looked at, it may be in none of them.
+            // In deeper places than those that are checked, it may be in none of them.
             let path = inside.to_str().unwrap();
             if PATHS.contains(&path) {
                 // As in the kernel's table of mounts: also where something that is attached above

@@ -83,7 +83,7 @@ fn more_time_is_asked_for_as_long_as_the_store_takes_data() {
     command.arg(&rig.mnt).env("NOTIFY_SOCKET", &path);
     let daemon = rig.start(command);
     assert!(manager.hears().starts_with("READY=1\n"));
-    // More than is written between one look and the next.
+    // More than is written between one check and the next.
     for name in 0..64 {
         fs::write(rig.mnt.join(name.to_string()), "x").unwrap();
     }

@@ -173,8 +173,8 @@ fn a_sync_of_a_mountpoint_leaves_out_a_stalled_volume_and_says_so() {
     server.signal(Signal::CONT);
     waiter.join().unwrap().unwrap();
     assert_eq!(fs::read(hung.join("file")).unwrap(), b"hung");
-    // Not at the first time: until a look at the volume, it counts as stalled; on a busy machine it
-    // may do so once more.
+    // Not at the first time: until a check of the volume, it counts as stalled; on a busy machine
+    // it may do so once more.
     eventually("nothing is left out", || rig.verb("sync", &[]).code == Some(0));
     drop(there);
     rig.verb("umount", &[]).ok();

@@ -147,7 +147,7 @@ fn a_thousand_clients_of_a_stalled_volume_take_a_bounded_number_of_threads_and_h
     let after = world.status("")["process"].clone();
     let grown = |what: &str| after[what].as_u64().unwrap().saturating_sub(before[what].as_u64().unwrap());
     println!("threads: {} more, memory: {} bytes more", grown("threads"), grown("resident_bytes"));
-    // As many as the mountpoint has places, as many again in place of those that hang, and for
+    // As many as the capacity of the mountpoint, as many again in place of those that hang, and for
     // entries of a CPU that ran short; some for other things.
     assert!(grown("threads") <= 3 * PLACES + 64, "{after}");
     assert!(grown("resident_bytes") <= (3 * PLACES + 64) * (256 << 10), "{after}");

@@ -234,8 +234,8 @@ impl<I: Inode> Bdi<I> {
             drop(gone);
             busy += of_this;
         }
-        // ORDERING: Relaxed: in the right strategy no thread looks any more, in the wrong ones a
-        // late look is what is counted.
+        // ORDERING: Relaxed: in the right strategy no thread reads it any more, in the wrong ones a
+        // late check is what is counted.
         self.is_gone.store(true, Ordering::Relaxed);
         if busy > 0 {
             self.span.in_scope(|| tracing::error!(busy, "busy inodes after unmount"));

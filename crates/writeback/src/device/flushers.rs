@@ -1,4 +1,4 @@
-//! Which flushers of a device are free, at which wbs the others are, and when flushers look at wbs
+//! Which flushers of a device are free, at which wbs the others are, and when flushers check wbs
 //! again.
 //!
 //! A wb is in one of these states:
@@ -6,7 +6,7 @@
 //! | state | changed by |
 //! |---|---|
 //! | *armed*: the device's eventpoll reports it when its `work` is set | the report, to one flusher, which has it then |
-//! | *taken*: one flusher looks at it | that flusher, before it goes to the store |
+//! | *taken*: one flusher checks it | that flusher, before it goes to the store |
 //! | *blocked*: no flusher may go there; in [`Flushers::blocked`] | a flusher that leaves a wb, once the rule allows another one there |
 //!
 //! **The rule**: the last free flusher goes only to a wb where no other is. So however many inodes
@@ -115,7 +115,7 @@ impl<I: Inode> Flushers<I> {
         open
     }
 
-    /// Sets the time at which a flusher looks at a wb, and not before; `None`: at no time. Returns
+    /// Sets the time at which a flusher checks a wb, and not before; `None`: at no time. Returns
     /// whether it is the next timer of all.
     pub(crate) fn set_timer(&mut self, wb: &Arc<Wb<I>>, at: Option<Duration>) -> bool {
         let mut slot = wb.slot.lock();

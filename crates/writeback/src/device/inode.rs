@@ -132,7 +132,7 @@ impl<I: Inode> InodeWb<I> {
         self.state.lock()
     }
 
-    /// The index of the owning wb, for a caller that holds one of the locks or looks again under
+    /// The index of the owning wb, for a caller that holds one of the locks or checks again under
     /// one.
     pub(crate) fn index(&self) -> u32 {
         let order = if is_on("account-look-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };

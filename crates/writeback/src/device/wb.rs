@@ -48,7 +48,7 @@ pub struct Wb<I: Inode> {
     /// Its place among the device's wbs.
     pub(crate) index: u32,
     lists: Mutex<Lists<I>>,
-    /// Set when a flusher should look at it; none where there are no flushers.
+    /// Set when a flusher should check it; none where there are no flushers.
     pub(crate) work: Option<Flag>,
     /// Its flushers, under `Bdi::flushers`.
     pub(crate) slot: Mutex<WbSlot>,
@@ -67,13 +67,13 @@ pub struct Wb<I: Inode> {
     /// Pages a second.
     bandwidth: AtomicU64,
     pub(crate) switched: StatCounter,
-    /// The limits that it is under, as of the last look.
+    /// The limits that it is under, as of the last check.
     chain: Mutex<Option<Arc<Chain>>>,
-    /// The dirty limits that it is under, and what is counted at them, as of the last look.
+    /// The dirty limits that it is under, and what is counted at them, as of the last check.
     charged: Mutex<Charged>,
 }
 
-/// The time at which a flusher looks at a wb; the second number keeps equal times apart.
+/// The time at which a flusher checks a wb; the second number keeps equal times apart.
 pub(crate) type Timer = (Duration, u64);
 
 /// A wb's part of its device's flushers.
@@ -96,7 +96,7 @@ pub(crate) struct Lists<I> {
     io: BTreeMap<u64, Arc<I>>,
     retry: BTreeMap<Key, Listed<I>>,
     pub(crate) attached: BTreeMap<u64, Weak<I>>,
-    /// The first keys of `dirty` and `retry` at the last look of a flusher, or at its last
+    /// The first keys of `dirty` and `retry` at the last check of a flusher, or at its last
     /// signal.
     seen: [Option<Key>; 2],
     /// The cgroup was removed: no inode is attached any more.
@@ -354,12 +354,12 @@ impl<I: Inode> Wb<I> {
         is_new
     }
 
-    /// Asks for a flusher to look at it. Waits for no thread, whatever lock the caller has.
+    /// Asks for a flusher to check it. Waits for no thread, whatever lock the caller has.
     pub(crate) fn signal(&self) {
         self.work.iter().for_each(Flag::set);
     }
 
-    /// The flusher that has taken it begins to look.
+    /// The flusher that has taken it begins its check.
     pub(crate) fn unset_work(&self) {
         self.work.as_ref().map(Flag::take);
     }

@@ -34,7 +34,7 @@ pub(crate) struct Wbs<I: Inode> {
     writer: Mutex<Table<I>>,
     /// Inodes that wait for their first write-back, of all wbs.
     dirty_inodes: Arc<AtomicUsize>,
-    /// Wbs that a flusher should look at; none where there are no flushers.
+    /// Wbs that a flusher should check; none where there are no flushers.
     pub(crate) ready: Option<EventPoll>,
 }
 
@@ -99,7 +99,7 @@ impl<I: Inode> Wbs<I> {
         self.current.load(guard).by_index.iter().flatten().cloned().collect()
     }
 
-    /// Asks for a flusher to look at each of them.
+    /// Asks for a flusher to check each of them.
     pub(crate) fn signal_all(&self, guard: &Guard<'_>) {
         self.current.load(guard).by_index.iter().flatten().for_each(|wb| wb.signal());
     }
@@ -147,7 +147,7 @@ impl<I: Inode> Wbs<I> {
             old = Some(self.current.replace(table.clone()));
             made
         });
-        // ORDERING: Relaxed, under `writer`, as is the look in `wb_put`.
+        // ORDERING: Relaxed, under `writer`, as is the read in `wb_put`.
         wb.incoming.fetch_add(1, Ordering::Relaxed);
         drop(table);
         drop(old);
@@ -182,7 +182,7 @@ impl<I: Inode> Wbs<I> {
         if wb.is_unused(&lists) && slot.as_ref().is_some_and(|there| Arc::ptr_eq(there, wb)) {
             *slot = None;
             let old = self.current.replace(table.clone());
-            // Under the lists' lock, as the look: a thread that has found the wb by its index
+            // Under the lists' lock, as the search: a thread that has found the wb by its index
             // before sees that from here on.
             lists.gone = true;
             drop(lists);

@@ -8,11 +8,11 @@
 //!
 //! A waiter stands in a *line* with all waiters for whose pages the same limits count, and is
 //! called in the order of arrival. A call promises the room that was found: no other waiter of the
-//! line is called for it until the called waiter has looked. So a page that is given back wakes one
-//! of a thousand waiters and not all. No call is lost: when a called waiter looks in vain, is busy,
-//! or leaves, others are called in its place. These include waiters that stand before it, which may
-//! have been passed over because of its promise. A waiter that only its own owner's share stops is
-//! passed over, and does not stop the waiters behind it.
+//! line is called for it until the called waiter has checked. So a page that is given back wakes
+//! one of a thousand waiters and not all. No call is lost: when a called waiter checks in vain, is
+//! busy, or leaves, others are called in its place. These include waiters that stand before it,
+//! which may have been passed over because of its promise. A waiter that only its own owner's share
+//! stops is passed over, and does not stop the waiters behind it.
 //!
 //! No thread announces what time alone brings (a debt that is paid). The first of a line waits for
 //! that with a timer of its own. It is also called for room that comes with a debt, since it may
@@ -86,7 +86,7 @@ struct Lines {
 struct Line {
     /// By number, in the order of arrival.
     waiters: BTreeMap<u64, Entry>,
-    /// Pages of waiters that were called and have not looked yet.
+    /// Pages of waiters that were called and have not checked yet.
     promised: u64,
 }
 
@@ -100,9 +100,9 @@ struct Entry {
 enum WaiterState {
     /// It sleeps, or is about to, and has to be called.
     Waits,
-    /// It was called, and has not looked yet.
+    /// It was called, and has not checked yet.
     Called,
-    /// It looks again by itself.
+    /// It checks again by itself.
     Busy,
 }
 
@@ -215,7 +215,7 @@ impl Budget {
     /// decided to wait is free.
     pub fn wake_owner(&self, held: &Arc<AtomicU64>) {
         // ORDERING: a SeqCst fence and Relaxed, P1 with the freed lock in place of `used`: the
-        // caller's store, then the load of `waiting`; a waiter adds itself there, and then looks.
+        // caller's store, then the load of `waiting`; a waiter adds itself there, and then checks.
         if !sync::mutant::is_on("budget-no-owner-fence") {
             fence(Ordering::SeqCst);
         }
@@ -242,7 +242,7 @@ impl Budget {
     /// Calls the first waiters of each line for which there is room.
     fn call(&self) {
         let mut after = None;
-        // A line may be made and removed meanwhile; a waiter that comes to one has not looked yet.
+        // A line may be made and removed meanwhile; a waiter that comes to one has not checked yet.
         while let Some(number) = self.next_line(after) {
             self.call_line(number, None);
             after = Some(number);
@@ -430,7 +430,7 @@ impl Lines {
 }
 
 impl Queued<'_> {
-    /// Looks for room with `find`. The waiter is called for room that comes after this look began.
+    /// Looks for room with `find`. The waiter is called for room that comes after this check began.
     /// It moves to the line with this number, with all waiters for whose pages the same limits
     /// count.
     pub fn look<T>(&self, line: u64, find: impl FnOnce() -> Option<T>) -> Option<T> {
@@ -448,13 +448,13 @@ impl Queued<'_> {
         self.budget.queue.lock().lines.get(&self.line.get()).map_or(0, |line| line.waiters.len())
     }
 
-    /// Whether it is the first of its line: it has to look again when time has brought something,
+    /// Whether it is the first of its line: it has to check again when time has brought something,
     /// and the waiters behind it need not.
     pub fn is_first(&self) -> bool {
         self.budget.stands(self.line.get(), self.number) == InLine::First
     }
 
-    /// The waiter does something else, for as long as that takes, and looks again after it.
+    /// The waiter does something else, for as long as that takes, and checks again after it.
     pub fn set_busy(&self) {
         if self.now(self.line.get(), WaiterState::Busy) {
             self.call_others();
@@ -496,7 +496,7 @@ impl Drop for Queued<'_> {
             (entry, queue.follow(line, number))
         };
         first.iter().for_each(|first| (first.wake)());
-        // ORDERING: Relaxed; a giver that reads one too many looks at the queue for nothing.
+        // ORDERING: Relaxed; a giver that reads one too many searches the queue for nothing.
         self.budget.waiting.fetch_sub(1, Ordering::Relaxed);
         // It may have taken less than it was called for, or nothing.
         if entry.is_some_and(|entry| entry.state == WaiterState::Called) {

@@ -22,7 +22,7 @@
 //! The bytes that count are those that a wb counts: dirty ones and those under writeback. A
 //! writer's pages count for the inode's owner, as all its data. Each limit keeps the sum of the wbs
 //! under it, and each wb remembers which part of it is in these sums. A thread that changes a wb's
-//! bytes updates them, and a thread that changes limits does so for all wbs. So a write looks at
+//! bytes updates them, and a thread that changes limits does so for all wbs. So a write reads
 //! its own limits only, however many cgroups there are.
 //!
 //! Lock order: `DirtyLimits::by_path` and `Wb::charged` are leaves; the second is held while the

@@ -1,6 +1,6 @@
 //! The flushers of one backing device.
 //!
-//! They wait on an eventpoll of the device's wbs. A wb is ready when a flusher should look at it:
+//! They wait on an eventpoll of the device's wbs. A wb is ready when a flusher should check it:
 //! its lists begin with something new, its timer expired, the cache is over its background
 //! threshold and the wb holds more than its part, a writer waits for room in the cache, or a limit
 //! changed. The eventpoll reports a wb to one flusher at a time. That flusher takes one inode of
@@ -14,19 +14,19 @@
 //! the wb then; it never goes to the store, so that it never hangs.
 //!
 //! # No wake-up is lost
-//! * A flusher unsets the wb's `work`, then looks, then rearms the wb. All other threads change
-//!   something, then set `work`. A change before the look is found by it; a change after it leaves
-//!   `work` set, and rearming a wb checks `work` (`eventpoll` P6).
+//! * A flusher unsets the wb's `work`, then checks the wb, then rearms the wb. All other threads
+//!   change something, then set `work`. A change before the check is found by it; a change after it
+//!   leaves `work` set, and rearming a wb checks `work` (`eventpoll` P6).
 //! * A writer that waits for room counts itself in `Flushers::waiting`, then sets `work` of every
-//!   wb if it is the first; a flusher unsets `work`, then reads that count, then looks at the
+//!   wb if it is the first; a flusher unsets `work`, then reads that count, then checks the
 //!   lists. Either the flusher sees the writer, or `work` is set after it was unset. A writer that
 //!   finds nothing unwritten sets nothing: an inode that it does not see counted was listed after
-//!   the last look at which no writer waited, and the thread that listed it sets `work`.
-//! * A thread that changes a wb's lists sets `work` if they begin with something that the last look
-//!   did not see ([`Wb::note_lists`]).
+//!   the last check at which no writer waited, and the thread that listed it sets `work`.
+//! * A thread that changes a wb's lists sets `work` if they begin with something that the last
+//!   check did not see ([`Wb::note_lists`]).
 //! * While there is work, a flusher waits for it, if there may be one more: a thread that signals a
 //!   wb, or is about to go to the store, makes one if none waits. A flusher that has waited for
-//!   [`idle`] in vain ends, after another look under `flushers`; a thread that signals takes
+//!   [`idle`] in vain ends, after another check under `flushers`; a thread that signals takes
 //!   `flushers` afterwards. Either the flusher sees the signal, or the signalling thread sees that
 //!   the flusher is gone. The timer thread does the same. So thousands of idle devices cost no
 //!   thread.

@@ -237,7 +237,7 @@ impl<I: Inode> Bdi<I> {
 
 impl<I: Inode> Device<I> for Bdi<I> {
     /// Its wb goes with the last inode, if its cgroup was removed: no other thread comes back to
-    /// look.
+    /// check.
     fn detach(&self, inode_wb: &InodeWb<I>) {
         let left = self.with_lists(inode_wb, |wb, lists| {
             for (bytes, sum) in [(&inode_wb.dirty, &wb.dirty), (&inode_wb.writeback, &wb.writeback)] {

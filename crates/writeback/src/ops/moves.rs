@@ -1,6 +1,6 @@
 //! Moving inodes from one wb to another.
 //!
-//! 1. *Prepare*, under the inode's lock: pin the superblock (which looks at `SB_ACTIVE` again),
+//! 1. *Prepare*, under the inode's lock: pin the superblock (which reads `SB_ACTIVE` again),
 //!    check that the inode is not on its way already, not being freed, not there already; set
 //!    `I_WB_SWITCH`; take a reference. A step that fails gives the pin back.
 //! 2. *Queue*: push the inodes on the superblock's list, in the batch that waits for the same grace

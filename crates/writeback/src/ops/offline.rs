@@ -29,7 +29,7 @@ struct Batch<I> {
 }
 
 /// How far the search has come: the clean inodes first, then those that wait for a flusher though
-/// they have been written. Each inode is looked at once.
+/// they have been written. Each inode is checked once.
 #[derive(Clone, Copy)]
 enum After {
     Attached(u64),
@@ -40,7 +40,7 @@ impl<I: Inode> Bdi<I> {
     /// Queues the clean-up of a dying wb, unless it waits already.
     pub(crate) fn clean_up(self: &Arc<Self>, wb: &Arc<Wb<I>>) {
         // ORDERING: AcqRel, pairs with the store in `run_clean_up`: a thread that finds it set
-        // knows that a clean-up will look later.
+        // knows that a clean-up will check later.
         if !wb.is_cleaning.swap(true, Ordering::AcqRel) {
             let (this, wb) = (Arc::clone(self), Arc::clone(wb));
             self.switcher.clean_ups.push(move || this.run_clean_up(&wb));
@@ -75,7 +75,7 @@ impl<I: Inode> Bdi<I> {
         let is_written = |inode: &&Arc<I>| inode.inode_wb().bytes() == (0, 0);
         let written =
             dirty.map(|(key, listed)| (After::Dirty(*key), Some(&listed.inode).filter(is_written).cloned()));
-        // A fixed number is looked at, whatever is found: the lock is not held for longer.
+        // A fixed number is checked, whatever is found: the lock is not held for longer.
         for (at, inode) in clean.chain(written).take(BATCH) {
             batch.next = Some(at);
             if let Some(inode) = inode {

@@ -165,9 +165,9 @@ impl<I: Inode> Bdi<I> {
     /// Every inode that is dirty and owned by `who` or below, or on its way there.
     fn snapshot_of(&self, who: &CgroupPath) -> Vec<Arc<I>> {
         let is_own = |wb: &Arc<Wb<I>>| wb.cgroup_path().is_within(who);
-        // An inode that moves between two of these wbs during the look is found in neither: it was
-        // not yet on its way to the first when that one was looked at, and has left the second. A
-        // move is counted under both wbs' locks: a thread that looked at the first before it and at
+        // An inode that moves between two of these wbs during the search is found in neither: it
+        // was not yet on its way to the first when that one was checked, and has left the second. A
+        // move is counted under both wbs' locks: a thread that searched the first before it and at
         // the second after it finds the count changed.
         let moved = self.switched.get();
         let own: Vec<Arc<Wb<I>>> = self.all_wbs().into_iter().filter(is_own).collect();

@@ -15,7 +15,7 @@
 //! Pins are counted in shards, each on a cache line of its own. A thread always uses one and the
 //! same shard: threads that switch at once do not move a line between processors. A pin goes back
 //! to the shard it came from, so that each shard's number is zero exactly if it has no pin, and the
-//! drain can look at the shards one after the other. `used` keeps the drain from looking at shards
+//! drain can scan the shards one after the other. `used` keeps the drain from scanning shards
 //! that were never pinned: a superblock that never switched costs a store, a fence and a load.
 //!
 //! The shards are not a part of the superblock. A pin holds its shard, and the shard holds the
@@ -33,9 +33,9 @@
 //!   unmount sees the pin.
 //! * P2 switcher: everything it did to the superblock, subtract from `word` with release. Unmount:
 //!   load `word` with acquire. The switcher is done with the superblock before the drain returns.
-//! * P3 unmount: set [`WAITER`] in `word`, look again. Unpin: subtract, check the bit in the
+//! * P3 unmount: set [`WAITER`] in `word`, check again. Unpin: subtract, check the bit in the
 //!   previous value. Both are changes of one word: either the unpin finds the bit or unmount finds
-//!   zero. Unmount takes the waiter's lock before it looks, and the unpin takes it after it
+//!   zero. Unmount takes the waiter's lock before it checks, and the unpin takes it after it
 //!   subtracted: no wake-up is lost.
 //!
 //! # Lock order
@@ -133,8 +133,8 @@ impl DrainWaker {
 
 impl DrainWaiter {
     fn wake(&self) {
-        // A drain that looked before the caller changed the state is asleep by now, or looks again
-        // (P3).
+        // A drain that checked before the caller changed the state is asleep by now, or checks
+        // again (P3).
         if !is_on("drain-wake-unordered") {
             drop(self.lock.lock());
         }
@@ -155,7 +155,7 @@ pub struct SbPin {
 /// How a drain went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Drained {
-    /// Shards that were looked at.
+    /// Shards that were checked.
     pub scanned: u32,
     /// Whether there were pins to wait for.
     pub waited: bool,
@@ -190,11 +190,11 @@ impl Drain {
         }
     }
 
-    /// Whether the superblock is mounted, as of a moment ago: a first look, which spares a pin that
-    /// would fail.
+    /// Whether the superblock is mounted, as of a moment ago: a first check, which spares a pin
+    /// that would fail.
     #[must_use]
     pub fn is_active(&self) -> bool {
-        // ORDERING: Relaxed, a hint; the look that counts is in `pin`.
+        // ORDERING: Relaxed, a hint; the check that counts is in `pin`.
         self.active.load(Ordering::Relaxed)
     }
 
@@ -217,7 +217,7 @@ impl Drain {
         let shard = &self.shards[at];
         let bit = 1 << at;
         // ORDERING: Relaxed, P1 by the fence below: where this load finds a bit that another thread
-        // set, the fence puts that bit, too, before this thread's look at `active`.
+        // set, the fence puts that bit, too, before this thread's load of `active`.
         if self.used.load(Ordering::Relaxed) & bit == 0 && !is_on("drain-used-unset") {
             self.used.fetch_or(bit, Ordering::Relaxed);
         }
@@ -258,8 +258,8 @@ impl Drain {
     pub fn waker_if_closed(&self) -> Option<DrainWaker> {
         #[cfg(loom)]
         self.memory.touch();
-        // ORDERING: Relaxed, P1 of `pending`: the caller holds the lock under which the drain looks
-        // at the switches after it closed the superblock.
+        // ORDERING: Relaxed, P1 of `pending`: the caller holds the lock under which the drain reads
+        // the switches after it closed the superblock.
         (!self.active.load(Ordering::Relaxed)).then(|| DrainWaker {
             waiter: Arc::clone(&self.waiter),
             #[cfg(loom)]

@@ -11,11 +11,11 @@
 //! for no worker, unless one has taken a batch, and is moving it.
 //!
 //! # Orderings
-//! * P1 the switcher pushes, and looks under this list's lock whether the superblock is closed. The
-//!   drain closes it, and looks at the list, under the lock. Either the drain finds the switch, or
-//!   the switcher finds the superblock closed, and wakes the drain. The drain looks at the list
-//!   under the waiter's lock before it sleeps, and the wake-up comes after the push, under the
-//!   waiter's lock: none is lost.
+//! * P1 the switcher pushes, and checks under this list's lock whether the superblock is closed.
+//!   The drain closes it, and reads the list, under the lock. Either the drain finds the switch, or
+//!   the switcher finds the superblock closed, and wakes the drain. The drain reads the list under
+//!   the waiter's lock before it sleeps, and the wake-up comes after the push, under the waiter's
+//!   lock: none is lost.
 //! * P2 the flag of a switch is set before its grace period is named, and that is waited for before
 //!   the switch is taken.
 //! * P3 the waker is fetched under the list's lock, while the switch that was pushed is still

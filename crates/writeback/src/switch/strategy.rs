@@ -9,7 +9,7 @@ use crate::switch::drain::{Drain, OwnSwitches, SbPin};
 
 /// How switchers and an unmount synchronise.
 pub trait DrainStrategy: Send + Sync + std::fmt::Debug + 'static {
-    /// Runs `steps`: the look at `SB_ACTIVE`, the preparation of a switch, its queueing.
+    /// Runs `steps`: the read of `SB_ACTIVE`, the preparation of a switch, its queueing.
     fn section(&self, domain: &Domain, steps: &mut dyn FnMut()) {
         let _ = domain;
         steps();

@@ -23,8 +23,8 @@
 //! rests; a thread that takes the last reader away looks for a resting one under
 //! `ThreadPool::state` after it has lowered `idle`. So one of the two sees the other.
 //!
-//! P2: a thread that raises the bound of threads looks at `idle` afterwards; the thread that takes
-//! the last reader away lowers `idle`, then looks at the bound. All of it is SeqCst: one of them
+//! P2: a thread that raises the bound of threads reads `idle` afterwards; the thread that takes
+//! the last reader away lowers `idle`, then reads the bound. All of it is SeqCst: one of them
 //! brings another reader.
 
 use std::io;
@@ -48,7 +48,7 @@ const IDLE_MAX_RELAXED: usize = 1;
 /// Threads at the beginning.
 const THREADS_AT_FIRST: usize = 2;
 
-/// If more than one of this many places is at work, that is a crowd.
+/// The pool is crowded if more threads than the capacity divided by this are at work.
 const CROWDED_ONE_OF: usize = 4;
 
 /// Why reading ended.
@@ -131,7 +131,7 @@ impl ThreadPool {
 
     /// A request was taken: brings another reader if this was the last.
     pub(super) fn on_request_taken(&self, spawner: &impl Spawn) {
-        // ORDERING: SeqCst, P1: before the look at `parked`.
+        // ORDERING: SeqCst, P1: before the read of `parked`.
         if self.idle.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.bring_another(spawner);
         }
@@ -163,7 +163,7 @@ impl ThreadPool {
     /// Whether so many threads are at work, or were a moment ago, that no volume is to take more
     /// than its part of them.
     pub(crate) fn is_crowded(&self) -> bool {
-        // ORDERING: Relaxed, the code that depends on it looks again.
+        // ORDERING: Relaxed, the code that depends on it checks again.
         self.is_crowded.load(Ordering::Relaxed)
     }
 
@@ -215,7 +215,7 @@ impl ThreadPool {
     /// A request was served: says whether to read on, `false` to end.
     pub(super) fn after_request(&self, parker: &Arc<Parker<()>>) -> bool {
         // ORDERING: SeqCst, P1. A value that is too large or too small by a few is harmless: it is
-        // looked at again under the lock before anything depends on it.
+        // checked again under the lock before anything depends on it.
         if self.idle.load(Ordering::SeqCst) < self.idle_max() {
             // ORDERING: SeqCst, as in `on_request_taken`.
             self.idle.fetch_add(1, Ordering::SeqCst);

@@ -3,7 +3,7 @@
 //!
 //! Purpose: reads and writes an entry's bytes ([`Entry::receive`], [`Entry::answer`]). An `Entry`
 //! is in the daemon's hands; while the kernel has it, it is inside a `entry_ring::EntryRing` and no
-//! thread can look at it.
+//! thread can read it.
 //!
 //! # Layout
 //! One [`Buffer`]: the kernel's header (`fuse_uring_req_header`) and the two `iovec`s that name
@@ -12,7 +12,7 @@
 //! The kernel splits a request into its header, its first structure (`op_in`) and the rest
 //! (payload). They are put together as `/dev/fuse` has them, so that the same decoder reads them
 //! with the same checks:
-//! - [`Payload::Copied`]: everything is copied to the thread's own buffer. No thread looks at the
+//! - [`Payload::Copied`]: everything is copied to the thread's own buffer. No thread reads the
 //!   entry any more until it is answered, which any thread can do at any time.
 //! - [`Payload::InPlace`]: the data of a large WRITE stays where it is and that of a large READ is
 //!   put there; only the two headers are copied, to where they belong before the data. The entry

@@ -14,7 +14,7 @@
 //!
 //! A thread of that class has next to no claim to a CPU that others want: its request would wait,
 //! and so would each thread that wants a lock which its handler holds. The **watchdog**, a
-//! real-time thread, bounds that. It looks at all such threads each [`TICK`] as long as there are
+//! real-time thread, bounds that. It checks all such threads each [`TICK`] as long as there are
 //! any: a thread that has not moved for a tick gets its class back. If it then turns out to have
 //! waited for the CPU, and not for a request or for the store, the CPU is contended, and no thread
 //! takes the class for a while, each time for longer. So a request waits for two ticks, and for its
@@ -88,7 +88,7 @@ pub(super) struct IdleSchedHandle {
     pace: Pace,
 }
 
-/// The watchdog, and the threads that it looks at.
+/// The watchdog, and the threads that it checks.
 #[derive(Debug)]
 pub(super) struct Watchdog {
     /// Whether this process may change classes back and forth, and can see which threads starve.

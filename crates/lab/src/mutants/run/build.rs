@@ -23,7 +23,7 @@ fn grouped<'t>(targets: impl Iterator<Item = (&'t Target, Checker)>) -> Groups<'
     groups
 }
 
-/// The part of cargo's messages that is looked at.
+/// The part of cargo's messages that is checked.
 #[derive(Deserialize)]
 struct Message {
     manifest_path: Option<PathBuf>,

@@ -19,7 +19,7 @@ use crate::host::spawn_for_result;
 
 /// How long a volume that is given up may take to end.
 const GIVE_UP: Duration = Duration::from_secs(2);
-/// How often it is looked whether it has.
+/// How often the caller checks whether it has.
 const LOOK: Duration = Duration::from_millis(5);
 /// Threads that collect the lost data of volumes that were given up together, and their stacks.
 const REPORTERS: usize = 15;

@@ -80,7 +80,7 @@ pub(super) struct Clones(pub(super) Mutex<CloneList>);
 #[derive(Debug, Default)]
 pub(super) struct CloneList {
     pub(super) shown: Vec<Arc<CloneMount>>,
-    /// Whether a thread looks at the mount table.
+    /// Whether a thread watches the mount table.
     pub(super) is_watched: bool,
 }
 

@@ -31,7 +31,8 @@ impl Printer {
         line(&console().harmless(&format!("{}  {volume}  {mountpoint}  {text}", units::utc(event.time_ms))))
     }
 
-    /// A volume that is not heard (any more): for programs an event that no volume has said.
+    /// A volume whose events are not read (any more): for programs an event that no volume has
+    /// sent.
     pub(super) fn unheard(&self, record: &Record, why: &str) -> io::Result<()> {
         let Record { id, mountpoint, .. } = record;
         if self.is_json {

@@ -9,7 +9,7 @@ use crate::control::volume_id::VolumeId;
 use crate::registry::survey::Survey;
 use crate::term::shown::Name;
 
-/// A look at all volumes.
+/// A snapshot of all volumes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Table {
     pub(super) volumes: Vec<VolumeRow>,
@@ -46,7 +46,7 @@ pub(super) struct CgroupRow {
     pub(super) limits: Option<CgroupLimits>,
 }
 
-/// Counters of the looks before.
+/// Counters of the snapshots before.
 #[derive(Debug, Default)]
 pub(super) struct Rates(BTreeMap<VolumeId, [Rate; 3]>);
 

@@ -8,7 +8,7 @@ use super::cell::{Setting, State};
 use super::way::{Way, is_busy};
 use crate::rig::run;
 
-/// Unmounts a volume in a state, and looks whether it is so. Nothing is done where this machine
+/// Unmounts a volume in a state, and checks whether it is so. Nothing is done where this machine
 /// cannot.
 type Check = fn(&Way, Setting);
 

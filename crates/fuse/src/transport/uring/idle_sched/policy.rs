@@ -110,7 +110,7 @@ impl RunQueue {
     }
 }
 
-/// Waits for the watchdog's next look, or for its end.
+/// Waits for the watchdog's next check, or for its end.
 pub(super) fn tick<T>(signalled: &Condvar, mut wake_state: MutexGuard<'_, T>, next: Instant) {
     // Not in place of a wake-up: nothing reports when a thread starves.
     signalled.wait_until(&mut wake_state, next);

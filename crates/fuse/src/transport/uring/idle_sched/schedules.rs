@@ -54,7 +54,7 @@ fn nobody_starves_after_the_end() {
     check(true);
 }
 
-/// A serving thread that has not heard of a ban, and takes the idle class all the same, gets its
+/// A serving thread that has not seen a ban, and takes the idle class all the same, gets its
 /// own class back.
 #[test]
 fn nobody_starves_in_a_ban() {

@@ -14,11 +14,11 @@ const BAN: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 /// For how many ticks a thread that got its class back and wants to run may not get to it.
 const PATIENCE: u32 = 8;
 
-/// The results of the watchdog's last looks.
+/// The results of the watchdog's last checks.
 #[derive(Debug, Default)]
 pub(super) struct StarvationDetector {
     /// The threads that were in the class, with the number of their waits; and room for the next
-    /// look.
+    /// check.
     seen: Vec<(Arc<IdleSched>, u64)>,
     now: Vec<(Arc<IdleSched>, u64)>,
     /// The threads that got their class back, wanted to run, and of which it is open whether they
@@ -46,8 +46,8 @@ pub(super) enum Verdict {
 }
 
 impl StarvationDetector {
-    /// Gives the class back to each thread that has not moved since the last look, and bans it
-    /// where a thread starved. Says whether there was no thread to look at.
+    /// Gives the class back to each thread that has not moved since the last check, and bans it
+    /// where a thread starved. Says whether there was no thread to check.
     pub(super) fn look(&mut self, threads: &[Arc<IdleSched>]) -> bool {
         let Self { seen, now, released, ban } = self;
         released.retain_mut(|released| match released.look() {

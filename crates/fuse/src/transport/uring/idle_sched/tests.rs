@@ -10,7 +10,7 @@ use super::*;
 /// thread.
 fn guarded(has_thread: bool) -> Option<(Arc<Watchdog>, IdleSchedHandle)> {
     let watchdog = Arc::new(Watchdog::new(Cpus::new(), true));
-    // ORDERING: Relaxed here and below: no other thread looks yet, or the value is polled.
+    // ORDERING: Relaxed here and below: no other thread reads it yet, or the value is polled.
     watchdog.has_thread.store(!has_thread, Ordering::Relaxed);
     let handle = watchdog.register();
     if !handle.is_possible {

@@ -7,7 +7,7 @@ use sync::mutant::is_on;
 
 use super::policy::{self, Policy, Tid};
 
-/// How often the watchdog looks.
+/// How often the watchdog checks.
 pub(super) const TICK: Duration = Duration::from_millis(2);
 
 /// In [`IdleSched::seq`]: the class is about to be taken.
