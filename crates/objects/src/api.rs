@@ -1,0 +1,328 @@
+//! What a program does with a volume in a bucket: format it, ask about it, open it. All calls block.
+//!
+//! The process's tokio runtime begins with the first of them that sends a request, so a process
+//! that forks or leaves its terminal does that before.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::Serialize;
+use store::{Error, ErrorKind, Result, Store};
+
+use crate::bucket::{Bucket, Patience};
+use crate::codec::Codec;
+pub use crate::compression::Compression;
+use crate::crypto::{DataKey, UserKey};
+use crate::format::{self, Format, Uuid};
+use crate::key_file;
+use crate::lease::{Lease, Request, State, ThisHost};
+use crate::mount::{MountOptions, Mounted};
+use crate::open::open_bucket;
+use crate::store::{BucketStore, wait};
+use crate::url::Url;
+use crate::wrapped_key::WrappedKey;
+
+/// The schemes of the URLs that name a volume.
+pub const SCHEMES: [&str; 5] = ["s3", "gs", "az", "file", "memory"];
+
+/// How to open a volume.
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    /// Where it will be seen, for whoever else wants it.
+    pub mountpoint: String,
+    /// Take the volume from a holder that does not answer.
+    pub takeover: bool,
+    /// Give up what only the journal of this host has.
+    pub abandon: Option<String>,
+    /// Change nothing, and hold nothing.
+    pub read_only: bool,
+    /// The file with the key of an encrypted volume.
+    pub key_file: Option<PathBuf>,
+}
+
+/// How to make a volume.
+#[derive(Debug, Clone, Default)]
+pub struct FormatOptions {
+    /// How its extents are compressed.
+    pub compression: Compression,
+    /// The file with the key to encrypt it with.
+    pub key_file: Option<PathBuf>,
+    /// The most bytes of data that it takes.
+    pub size_max: Option<u64>,
+}
+
+/// A volume that was made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Formatted {
+    /// Its identity.
+    pub uuid: String,
+    /// Its canonical name.
+    pub url: String,
+    /// What was found out about the bucket, in words.
+    pub probe: String,
+}
+
+/// A volume, as its bucket describes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Info {
+    /// Its canonical name.
+    pub url: String,
+    /// Its identity.
+    pub uuid: String,
+    /// The version of its format.
+    pub version: u32,
+    /// When it was made, in UTC by RFC 3339.
+    pub created: String,
+    /// How its extents are compressed.
+    pub compression: Compression,
+    /// Whether it needs a key.
+    pub encrypted: bool,
+    /// Bytes of its files; none where they cannot be read without the key.
+    pub bytes: Option<u64>,
+    /// Its files, directories and links; none where they cannot be read without the key.
+    pub files: Option<u64>,
+    /// Who holds it.
+    pub holder: Option<Holder>,
+}
+
+/// The process that holds a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Holder {
+    /// Its host's name.
+    pub host: String,
+    /// Its number there.
+    pub pid: u32,
+    /// Where it has mounted the volume.
+    pub mountpoint: String,
+    /// Since when, by its own clock, in UTC by RFC 3339.
+    pub since: String,
+    /// What it does with it, in a word.
+    pub state: String,
+}
+
+/// Whether this names a volume on object storage, rightly or wrongly: it begins with one of the
+/// [`SCHEMES`] and `://`.
+#[must_use]
+pub fn is_url(spec: &str) -> bool {
+    spec.split_once("://").is_some_and(|(scheme, _)| SCHEMES.contains(&scheme))
+}
+
+/// The one name of the volume that `url` names. No request is sent, and no secret is repeated.
+///
+/// # Errors
+/// `Invalid`, with what is wrong in plain words.
+pub fn canonical(url: &str) -> Result<String> {
+    let wrong = |what: &'static str| Error::with(ErrorKind::Invalid, "url", what);
+    let (scheme, rest) =
+        url.split_once("://").filter(|_| is_url(url)).ok_or_else(|| wrong("not the URL of a volume"))?;
+    if rest.contains(['?', '#']) {
+        return Err(wrong("a volume's URL has no ? and no #: options and keys come from the environment"));
+    }
+    let parts: Vec<&str> = rest.split('/').skip(1).filter(|part| !part.is_empty()).collect();
+    let host = rest.split('/').next().unwrap_or_default();
+    if host.contains('@') {
+        return Err(wrong("a volume's URL has no @: keys come from the environment, not from the URL"));
+    }
+    if parts.contains(&".") || parts.contains(&"..") {
+        return Err(wrong("`.` and `..` are no parts of a volume's path"));
+    }
+    match scheme {
+        "file" if !host.is_empty() => {
+            return Err(wrong("write file:///DIRECTORY, with three strokes and an absolute path"));
+        }
+        "file" if parts.is_empty() => return Err(wrong("the root directory is no place for a volume")),
+        "file" => {}
+        _ if host.is_empty() => return Err(wrong("there is no bucket in it: write s3://BUCKET/PREFIX")),
+        "memory" => {}
+        _ if parts.is_empty() => {
+            return Err(wrong("there is no path in it: write s3://BUCKET/PREFIX"));
+        }
+        _ => {}
+    }
+    let path = parts.iter().fold(String::new(), |path, part| path + "/" + part);
+    Ok(format!("{scheme}://{host}{path}"))
+}
+
+/// The directory of this host that a canonical `file://` URL names.
+#[must_use]
+pub fn directory(url: &str) -> Option<PathBuf> {
+    url.strip_prefix("file://").map(PathBuf::from)
+}
+
+/// Opens a volume, which this process holds from then on. A volume of `memory://`, which no other
+/// process sees, is made where there is none.
+///
+/// # Errors
+/// `Busy` names who holds it; `NotFound`: there is no volume; `Invalid`: the URL, an option or the
+/// key file is wrong. Each has its reason in plain words.
+pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
+    let url: Url = url.parse()?;
+    let key = options.key_file.as_deref().map(key_file::read).transpose()?;
+    let bucket = open_bucket(&url)?;
+    let runtime = crate::runtime::handle()?;
+    let host = Arc::new(ThisHost::new()?);
+    let opened = async {
+        let (format, epoch) = tokio::try_join!(format::read(&bucket), Mounted::last_epoch(&bucket))?;
+        let codec = codec_of(&format, key.as_ref())?;
+        let request = Request {
+            mountpoint: options.mountpoint.clone().into(),
+            takeover: options.takeover,
+            abandon: options.abandon.clone(),
+            journal: false,
+            engine_epoch: epoch.unwrap_or(0),
+        };
+        let lasting = bucket.with_patience(Patience::UntilStopped);
+        let held = Arc::new(Lease::take(&bucket, &request, host).await?);
+        let mount = MountOptions {
+            codec,
+            window: format.log_window.into(),
+            size_max: format.size_max,
+            nonce: new_nonce()?,
+            held: Some(Arc::clone(&held)),
+        };
+        match Mounted::open(lasting, epoch, mount).await {
+            Ok(mounted) => Ok(mounted),
+            Err(error) => {
+                // The lease is free for the next try; this error is the one that counts.
+                let _released = held.release().await;
+                Err(error)
+            }
+        }
+    };
+    let mounted = wait(&runtime, opened)?;
+    Ok(BucketStore::new(url.to_string(), mounted, runtime))
+}
+
+/// How the volume's data is encoded.
+fn codec_of(format: &Format, key: Option<&UserKey>) -> Result<Codec> {
+    let uuid = format.uuid.to_bytes();
+    let key = match (&format.encryption, key) {
+        (None, None) => None,
+        (None, Some(_)) => {
+            return Err(Error::with(
+                ErrorKind::Invalid,
+                "open",
+                "the volume is not encrypted: it takes no key file",
+            ));
+        }
+        (Some(_), None) => {
+            let why = "the volume is encrypted: it needs -o encrypt-key-file=FILE";
+            return Err(Error::with(ErrorKind::AccessDenied, "open", why));
+        }
+        (Some(record), Some(user)) => {
+            let record: WrappedKey = serde_json::from_value(record.clone()).map_err(|_| {
+                Error::with(ErrorKind::Io, "open", "the record of the volume's key is damaged")
+            })?;
+            Some(record.unwrap(&uuid, user)?)
+        }
+    };
+    Ok(Codec::new(uuid, format.compression, key.as_ref()))
+}
+
+/// Makes a volume.
+///
+/// # Errors
+/// `Exists`: there is one; `Unsupported`: the bucket does not keep conditional writes; and as
+/// [`open`].
+pub fn format(url: &str, options: &FormatOptions) -> Result<Formatted> {
+    let url: Url = url.parse()?;
+    let key = options.key_file.as_deref().map(key_file::read).transpose()?;
+    let bucket = open_bucket(&url)?;
+    let runtime = crate::runtime::handle()?;
+    let uuid = Uuid::random()?;
+    let encryption = match key {
+        None => None,
+        Some(user) => {
+            let record = WrappedKey::wrap(&uuid.to_bytes(), &user, &DataKey::random());
+            let record = serde_json::to_value(record)
+                .map_err(|error| Error::with(ErrorKind::Invalid, "format", error.to_string()))?;
+            Some(record)
+        }
+    };
+    let made = async {
+        let options = format::Options {
+            uuid,
+            compression: options.compression,
+            encryption,
+            size_max: options.size_max,
+        };
+        // The lease first: a volume that has a format has a lease.
+        let made = format::create(&bucket, options).await?;
+        Lease::create_free(&bucket).await.map(|_| made)
+    };
+    let made = wait(&runtime, made)?;
+    let probe = format!(
+        "the bucket keeps conditional writes: of {} requests that raced for one object, one won",
+        made.probe.racers
+    );
+    Ok(Formatted { uuid: made.uuid.to_string(), url: url.to_string(), probe })
+}
+
+/// Describes a volume without taking it.
+///
+/// # Errors
+/// As [`open`], but for `Busy`.
+pub fn info(url: &str, key_file: Option<&std::path::Path>) -> Result<Info> {
+    let url: Url = url.parse()?;
+    let key = key_file.map(key_file::read).transpose()?;
+    let bucket = open_bucket(&url)?;
+    let runtime = crate::runtime::handle()?;
+    let (format, lease) =
+        wait(&runtime, async { tokio::try_join!(format::read(&bucket), Lease::read(&bucket)) })?;
+    if key.is_some() || format.encryption.is_none() {
+        codec_of(&format, key.as_ref())?;
+    }
+    let holder = lease.and_then(|lease| lease.holder.filter(|_| lease.state == State::Held));
+    Ok(Info {
+        url: url.to_string(),
+        uuid: format.uuid.to_string(),
+        version: format.version,
+        created: in_utc(format.created),
+        compression: format.compression,
+        encrypted: format.encryption.is_some(),
+        bytes: None,
+        files: None,
+        holder: holder.map(|holder| Holder {
+            host: holder.host,
+            pid: holder.process.pid,
+            mountpoint: holder.mountpoint,
+            since: in_utc(holder.since),
+            state: "held".to_owned(),
+        }),
+    })
+}
+
+fn in_utc(seconds: u64) -> String {
+    let time = i64::try_from(seconds).ok().and_then(|seconds| chrono::DateTime::from_timestamp(seconds, 0));
+    time.map(|time| time.format("%Y-%m-%dT%H:%M:%SZ").to_string()).unwrap_or_default()
+}
+
+/// Opens the volume below `root` of any object store, without asking who holds it: for tests of the
+/// store itself.
+///
+/// # Errors
+/// The bucket's.
+pub fn open_unheld(objects: Arc<dyn object_store::ObjectStore>, root: &str) -> Result<Arc<dyn Store>> {
+    let runtime = crate::runtime::handle()?;
+    let bucket = Bucket::new(objects, root.into());
+    let options = MountOptions {
+        codec: Codec::new([0; 16], Compression::None, None),
+        window: 8,
+        size_max: None,
+        nonce: new_nonce()?,
+        held: None,
+    };
+    let open = async {
+        let epoch = Mounted::last_epoch(&bucket).await?;
+        Mounted::open(bucket.clone(), epoch, options).await
+    };
+    let mounted = runtime.block_on(open)?;
+    Ok(BucketStore::new(format!("unheld:{root}"), mounted, runtime))
+}
+
+fn new_nonce() -> Result<[u8; 16]> {
+    let mut nonce = [0; 16];
+    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| Error::with(ErrorKind::Io, "open", format!("no random numbers: {error}")))?;
+    Ok(nonce)
+}

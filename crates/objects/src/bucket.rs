@@ -1,0 +1,378 @@
+//! Requests to the object store, below one prefix: bounded, retried, counted.
+//!
+//! A [`Bucket`] is a handle: its clones share permits, retry budget and counters, and are stopped
+//! together. What one handle decides for itself is how patient it is and whether it moves bulk data.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use object_store::path::Path;
+use object_store::{
+    Error as StoreError, GetOptions, GetRange, ObjectStore, PutMode, PutOptions, PutPayload,
+    Result as StoreResult, UpdateVersion,
+};
+use store::{Error, ErrorKind, Result};
+
+use self::read::{Got, collect, is_range_error};
+use crate::limited::Limited;
+use crate::problem::About;
+pub use crate::requests::Patience;
+use crate::requests::{Answer, Class, How, Requests, STEP, limit, over_limit};
+use crate::stats::{Kind, Stats};
+
+/// The largest object that is read as a whole.
+const MAX_WHOLE: u64 = 64 << 20;
+/// The most names that a listing returns.
+const MAX_NAMES: usize = 4_000_000;
+/// Objects that one request deletes.
+const DELETED_AT_ONCE: usize = 1_000;
+/// How patient a handle is that nobody told.
+const PATIENCE: Patience = Patience::For(Duration::from_secs(30));
+
+/// The objects of one volume.
+#[derive(Clone)]
+pub struct Bucket {
+    store: Arc<dyn ObjectStore>,
+    root: Path,
+    about: Arc<About>,
+    requests: Arc<Requests>,
+    class: Class,
+    patience: Patience,
+}
+
+/// A version of an object, by which a conditional request names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tag(UpdateVersion);
+
+/// How a conditional request ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
+pub enum Condition {
+    /// It was met: the object has this version now.
+    Met(Tag),
+    /// It was not: another version is there.
+    Failed {
+        /// An earlier attempt of this request had an unknown outcome: what is there may be what it
+        /// wrote. The caller reads it, and knows its own by a nonce.
+        after_unknown: bool,
+    },
+}
+
+impl fmt::Debug for Bucket {
+    /// Without the store, whose settings are nobody's business.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bucket")
+            .field("url", &self.about.url)
+            .field("class", &self.class)
+            .field("patience", &self.patience)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Bucket {
+    /// The objects below `root`.
+    #[must_use]
+    pub fn new(store: Arc<dyn ObjectStore>, root: Path) -> Self {
+        let about = About { url: format!("{store}/{root}"), credentials: String::new() };
+        Self::opened(store, root, about)
+    }
+
+    /// The same, with what messages say about it.
+    pub(crate) fn opened(store: Arc<dyn ObjectStore>, root: Path, about: About) -> Self {
+        let mut seed = [0; 8];
+        // An error leaves the seed as it is: chance only keeps retries apart.
+        let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
+        let requests = Arc::new(Requests::new(u64::from_ne_bytes(seed)));
+        Self { store, root, about: Arc::new(about), requests, class: Class::Control, patience: PATIENCE }
+    }
+
+    /// For a simulation: permits, budget and counters of its own, and chance from `seed`.
+    #[must_use]
+    pub fn seeded(self, seed: u64) -> Self {
+        Self { requests: Arc::new(Requests::new(seed)), ..self }
+    }
+
+    /// A handle that is as patient as this.
+    #[must_use]
+    pub fn with_patience(&self, patience: Patience) -> Self {
+        Self { patience, ..self.clone() }
+    }
+
+    /// A handle for bulk data: it never takes the permits of the small requests that others wait for.
+    #[must_use]
+    pub fn bulk(&self) -> Self {
+        Self { class: Class::Bulk, ..self.clone() }
+    }
+
+    /// Every request of every handle that is under way, and every later one, fails: "the volume was
+    /// given up". What was sent before may still be carried out.
+    pub fn stop(&self) {
+        self.requests.stop();
+    }
+
+    /// Whether [`stop`](Self::stop) was called.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.requests.is_stopped()
+    }
+
+    /// What the requests of all handles did, and are doing.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.requests.counters.stats()
+    }
+
+    /// The volume's URL, for messages.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.about.url
+    }
+
+    /// The store and the path, for the engine, which retries by itself: requests are bounded, counted
+    /// and stopped with the others.
+    #[must_use]
+    pub fn raw(&self) -> (Arc<dyn ObjectStore>, Path) {
+        let limited = Limited::new(Arc::clone(&self.store), Arc::clone(&self.requests));
+        (Arc::new(limited), self.root.clone())
+    }
+
+    fn path(&self, name: &str) -> Path {
+        name.split('/').filter(|part| !part.is_empty()).fold(self.root.clone(), |path, part| path.join(part))
+    }
+
+    fn how(&self, kind: Kind, limit: Option<Duration>) -> How {
+        How { kind, class: self.class, patience: self.patience, limit }
+    }
+
+    async fn send<T, F: Future<Output = StoreResult<T>>>(
+        &self,
+        op: &'static str,
+        name: &str,
+        how: How,
+        attempt: impl FnMut() -> F,
+    ) -> Result<Answer<T>> {
+        let sent = self.requests.send(how, attempt).await;
+        sent.map_err(|unanswered| unanswered.error(op, name, &self.about))
+    }
+
+    fn corrupted(&self, name: &str, how: &str) -> Error {
+        Error::with(
+            ErrorKind::Io,
+            "get",
+            format!("{}/{name}: the object is corrupted: {how}", self.about.url),
+        )
+    }
+
+    /// An object, and its version; `None`: there is none.
+    pub async fn get(&self, name: &str) -> Result<Option<(Bytes, Tag)>> {
+        self.get_at_most(name, MAX_WHOLE).await
+    }
+
+    /// The same, of an object that is corrupted if it is larger than `most`.
+    pub async fn get_at_most(&self, name: &str, most: u64) -> Result<Option<(Bytes, Tag)>> {
+        match self.get_whole(name, GetOptions::default(), most).await? {
+            Ok(got) => Ok(Some(got)),
+            Err(StoreError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(self.unexpected("get", name, &error)),
+        }
+    }
+
+    /// An object if its version is not `tag`; `None`: it is that one still.
+    pub async fn get_if_changed(&self, name: &str, tag: &Tag) -> Result<Option<(Bytes, Tag)>> {
+        let options = GetOptions { if_none_match: tag.0.e_tag.clone(), ..GetOptions::default() };
+        match self.get_whole(name, options, MAX_WHOLE).await? {
+            Ok(got) => Ok(Some(got)),
+            Err(StoreError::NotModified { .. }) => Ok(None),
+            Err(error) => Err(self.unexpected("get", name, &error)),
+        }
+    }
+
+    async fn get_whole(
+        &self,
+        name: &str,
+        options: GetOptions,
+        most: u64,
+    ) -> Result<StoreResult<(Bytes, Tag)>> {
+        let path = self.path(name);
+        let attempt = || async {
+            let got = stepped(self.store.get_opts(&path, options.clone())).await??;
+            collect(got, most).await
+        };
+        let how = self.how(Kind::Get, None);
+        match self.send("get", name, how, attempt).await?.result {
+            Ok(Got::Object(bytes, tag)) => {
+                self.requests.counters.down(bytes.len() as u64);
+                Ok(Ok((bytes, tag)))
+            }
+            Ok(Got::TooLarge) => Err(self.corrupted(name, &format!("it is larger than {most} bytes"))),
+            Ok(Got::TooShort) => Err(self.corrupted(name, "it ends before its length")),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    /// A part of an object. [`ErrorKind::NotFound`] says that there is no such object,
+    /// [`ErrorKind::Io`] that it is too short.
+    pub async fn get_range(&self, name: &str, range: Range<u64>) -> Result<Bytes> {
+        let Some(len) = range.end.checked_sub(range.start).filter(|len| *len <= MAX_WHOLE) else {
+            return Err(Error::with(ErrorKind::Invalid, "get", format!("{name}: no range of an object")));
+        };
+        if len == 0 {
+            return Ok(Bytes::new());
+        }
+        let path = self.path(name);
+        let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
+        let attempt = || async {
+            match stepped(self.store.get_opts(&path, options.clone())).await? {
+                Ok(got) if got.range != range => Ok(Got::TooShort),
+                Ok(got) => collect(got, len).await,
+                // How stores say that the whole range is behind the object's end.
+                Err(error) if is_range_error(&error) => Ok(Got::TooShort),
+                Err(error) => Err(error),
+            }
+        };
+        let how = self.how(Kind::Get, None);
+        match self.send("get", name, how, attempt).await?.result {
+            Ok(Got::Object(bytes, _)) if bytes.len() as u64 == len => {
+                self.requests.counters.down(len);
+                Ok(bytes)
+            }
+            Ok(Got::Object(..) | Got::TooShort) => Err(self.corrupted(name, "it is too short")),
+            Ok(Got::TooLarge) => Err(self.corrupted(name, "more came than was asked for")),
+            Err(error) => Err(self.unexpected("get", name, &error)),
+        }
+    }
+
+    /// Makes an object that must not exist.
+    pub async fn create(&self, name: &str, payload: PutPayload) -> Result<Condition> {
+        self.put(name, payload, PutMode::Create).await
+    }
+
+    /// Replaces the version `tag` of an object.
+    pub async fn replace(&self, name: &str, payload: PutPayload, tag: &Tag) -> Result<Condition> {
+        self.put(name, payload, PutMode::Update(tag.0.clone())).await
+    }
+
+    async fn put(&self, name: &str, payload: PutPayload, mode: PutMode) -> Result<Condition> {
+        let path = self.path(name);
+        let len = payload.content_length() as u64;
+        let attempt = || {
+            let options = PutOptions { mode: mode.clone(), ..PutOptions::default() };
+            self.store.put_opts(&path, payload.clone(), options)
+        };
+        let answer = self.send("put", name, self.how(Kind::Put, Some(limit(len))), attempt).await?;
+        match answer.result {
+            Ok(put) => {
+                self.requests.counters.up(len);
+                Ok(Condition::Met(Tag(put.into())))
+            }
+            Err(StoreError::AlreadyExists { .. } | StoreError::Precondition { .. }) => {
+                Ok(Condition::Failed { after_unknown: answer.after_unknown })
+            }
+            Err(error) => Err(self.unexpected("put", name, &error)),
+        }
+    }
+
+    /// The names of the objects below `dir`, relative to it, in order, behind `after`.
+    pub async fn list(&self, dir: &str, after: Option<&str>) -> Result<Vec<String>> {
+        let mut names = self.list_some(dir, after, MAX_NAMES).await?;
+        if names.len() > MAX_NAMES {
+            let detail = format!("{}/{dir}: more than {MAX_NAMES} objects", self.about.url);
+            return Err(Error::with(ErrorKind::TooBig, "list", detail));
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// Up to `most` of the names below `dir`, whichever the store lists first.
+    pub async fn some_names(&self, dir: &str, most: usize) -> Result<Vec<String>> {
+        let mut names = self.list_some(dir, None, most).await?;
+        names.truncate(most);
+        Ok(names)
+    }
+
+    /// Stops a listing behind `most` names.
+    async fn list_some(&self, dir: &str, after: Option<&str>, most: usize) -> Result<Vec<String>> {
+        let prefix = self.path(dir);
+        let attempt = || async {
+            let mut listed = match after {
+                Some(after) => {
+                    let after = after.split('/').fold(prefix.clone(), |path, part| path.join(part));
+                    self.store.list_with_offset(Some(&prefix), &after)
+                }
+                None => self.store.list(Some(&prefix)),
+            };
+            let mut names = Vec::new();
+            while names.len() <= most
+                && let Some(meta) = stepped(listed.next()).await?.transpose()?
+            {
+                let Some(parts) = meta.location.prefix_match(&prefix) else { continue };
+                names.push(parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/"));
+            }
+            Ok(names)
+        };
+        let answer = self.send("list", dir, self.how(Kind::List, None), attempt).await?;
+        answer.result.map_err(|error| self.unexpected("list", dir, &error))
+    }
+
+    /// Deletes an object, if it is there.
+    pub async fn delete(&self, name: &str) -> Result<()> {
+        self.delete_many(&[name]).await
+    }
+
+    /// Deletes objects, those that are there.
+    pub async fn delete_many<T: AsRef<str> + Sync>(&self, names: &[T]) -> Result<()> {
+        for chunk in names.chunks(DELETED_AT_ONCE) {
+            let paths: Vec<_> = chunk.iter().map(|name| self.path(name.as_ref())).collect();
+            let attempt = || async {
+                let paths: Vec<_> = paths.iter().cloned().map(Ok).collect();
+                let mut deleted = self.store.delete_stream(stream::iter(paths).boxed());
+                while let Some(result) = stepped(deleted.next()).await? {
+                    match result {
+                        Ok(_) | Err(StoreError::NotFound { .. }) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                Ok(())
+            };
+            let first = chunk.first().map(AsRef::as_ref).unwrap_or_default();
+            let answer = self.send("delete", first, self.how(Kind::Delete, None), attempt).await?;
+            answer.result.map_err(|error| self.unexpected("delete", first, &error))?;
+        }
+        Ok(())
+    }
+
+    /// An answer that is none to this request, or that an object is not there.
+    fn unexpected(&self, op: &'static str, name: &str, error: &StoreError) -> Error {
+        let place = format!("{}/{name}", self.about.url);
+        match error {
+            StoreError::NotFound { .. } => {
+                Error::with(ErrorKind::NotFound, op, format!("{place}: there is no such object"))
+            }
+            _ => Error::with(
+                ErrorKind::Io,
+                op,
+                format!("{place}: the server's answer does not fit the request"),
+            ),
+        }
+    }
+}
+
+/// Waits for one step of an attempt that has many.
+async fn stepped<T>(step: impl Future<Output = T>) -> StoreResult<T> {
+    tokio::time::timeout(STEP, step).await.map_err(|_| over_limit(STEP))
+}
+
+mod read;
+
+#[cfg(test)]
+mod http;
+#[cfg(test)]
+mod real;
+#[cfg(test)]
+mod server;
+#[cfg(test)]
+mod tests;

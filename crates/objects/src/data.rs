@@ -1,0 +1,342 @@
+//! The data of files: written into memory, taken to the bucket in rounds, then given extents.
+//!
+//! A **round** takes all of a file's data that no round has taken, writes it (small data into the
+//! log's open object, bulk into a segment), waits for the round before it, and writes the rows: a
+//! row is appended only after its data is durable, or travels with it. Rounds of a file end in
+//! order, so that later data never is there without earlier data. A file's size in the engine
+//! never lies beyond its extents.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use store::{ErrorKind, Result};
+
+use crate::engine::Batch;
+use crate::extents::{ExtentChange, overlapping};
+use crate::node::{Locked, Pin};
+use crate::pending::given_up;
+use crate::rows::{Extent, ExtentRow, inode_key};
+use crate::segments::EXTENT_BYTES_MAX;
+use crate::tree::{Tree, fail, now};
+
+/// Data of a round that is not more than this goes into the log.
+const SMALL_BYTES_MAX: usize = 256 << 10;
+/// Data of one file that is taken to the bucket without being asked for.
+const ROUND_BYTES: u64 = EXTENT_BYTES_MAX as u64;
+/// Extents that one read looks at, at a time.
+const READ_EXTENTS: usize = 64;
+
+/// What a round takes.
+struct Round {
+    number: u64,
+    pieces: Vec<(u64, Bytes)>,
+    /// What it gives back to the volume's bound.
+    bytes: u64,
+}
+
+/// The end of `offset` and `len`.
+pub(crate) fn end_of(offset: u64, len: u64, op: &'static str) -> Result<u64> {
+    match offset.checked_add(len) {
+        Some(end) if i64::try_from(end).is_ok() => Ok(end),
+        _ => fail(ErrorKind::FileTooBig, op),
+    }
+}
+
+impl Tree {
+    pub(crate) async fn write_at(
+        self: &Arc<Self>,
+        pin: &Pin,
+        bufs: &[IoSlice<'_>],
+        offset: u64,
+    ) -> Result<()> {
+        let len: usize = bufs.iter().map(|buf| buf.len()).sum();
+        let end = end_of(offset, len as u64, "write")?;
+        if len == 0 {
+            return Ok(());
+        }
+        self.check_space(len as u64)?;
+        let is_tight = self.pending.take(len as u64).await?;
+        let mut data = BytesMut::with_capacity(len);
+        bufs.iter().for_each(|buf| data.extend_from_slice(buf));
+        let mut state = match pin.lock().await {
+            Ok(state) => state,
+            Err(error) => {
+                self.pending.give(len as u64);
+                return Err(error);
+            }
+        };
+        state.pieces.write(offset, data.freeze());
+        state.row.size = state.row.size.max(end);
+        (state.row.mtime, state.row.ctime) = (now(), now());
+        self.pending.add(pin);
+        if state.pieces.bytes() >= ROUND_BYTES {
+            self.settle(pin, &mut state);
+        }
+        drop(state);
+        if is_tight {
+            self.settle_all().await?;
+        }
+        Ok(())
+    }
+
+    /// Refuses what the volume has no room for.
+    pub(crate) fn check_space(&self, more: u64) -> Result<()> {
+        let Some(max) = self.size_max else { return Ok(()) };
+        let used = u64::try_from(self.totals.lock().bytes).unwrap_or(0);
+        if used.saturating_add(self.pending.bytes()).saturating_add(more) > max {
+            return fail(ErrorKind::NoSpace, "write");
+        }
+        Ok(())
+    }
+
+    /// Begins a round if there is data for it; returns how many rounds have to end until all that
+    /// was written by now has its extents.
+    pub(crate) fn settle(self: &Arc<Self>, pin: &Pin, state: &mut Locked) -> u64 {
+        if let Some((number, pieces, bytes)) = state.pieces.take() {
+            let (tree, pin) = (Arc::clone(self), pin.clone());
+            let round = Round { number, pieces, bytes };
+            self.runtime.spawn(async move {
+                let bytes = round.bytes;
+                match tree.run_round(&pin, round).await {
+                    Ok(()) => tree.pending.give(bytes),
+                    Err(error) => tree.pending.fail(error),
+                }
+            });
+        }
+        state.pieces.rounds()
+    }
+
+    /// Begins a round of each file that has data for it.
+    pub(crate) async fn settle_all(self: &Arc<Self>) -> Result<Vec<(Pin, u64)>> {
+        let mut rounds = Vec::new();
+        for pin in self.pending.files() {
+            let mut state = pin.lock().await?;
+            let round = self.settle(&pin, &mut state);
+            drop(state);
+            rounds.push((pin, round));
+        }
+        Ok(rounds)
+    }
+
+    /// Waits until `rounds` rounds of a file have ended.
+    pub(crate) async fn wait_for(&self, pin: &Pin, rounds: u64) -> Result<()> {
+        let mut ended = pin.ended.subscribe();
+        loop {
+            if *ended.borrow_and_update() >= rounds {
+                return Ok(());
+            }
+            tokio::select! {
+                changed = ended.changed() => changed.map_err(|_| given_up())?,
+                error = self.pending.failed() => return Err(error),
+            }
+        }
+    }
+
+    /// Gives all data of a file that was written by now its extents.
+    pub(crate) async fn settled(self: &Arc<Self>, pin: &Pin) -> Result<()> {
+        let mut state = pin.lock().await?;
+        let rounds = self.settle(pin, &mut state);
+        drop(state);
+        self.wait_for(pin, rounds).await
+    }
+
+    /// Locks a file all of whose data has its extents.
+    pub(crate) async fn lock_settled(self: &Arc<Self>, pin: &Pin) -> Result<Locked> {
+        loop {
+            let mut state = pin.lock().await?;
+            let rounds = self.settle(pin, &mut state);
+            if *pin.ended.borrow() >= rounds {
+                return Ok(state);
+            }
+            drop(state);
+            self.wait_for(pin, rounds).await?;
+        }
+    }
+
+    async fn run_round(self: &Arc<Self>, pin: &Pin, round: Round) -> Result<()> {
+        let extents = extents_of(&round.pieces);
+        let len: usize = extents.iter().map(|(_, data)| data.len()).sum();
+        let stored = if len > SMALL_BYTES_MAX {
+            let mut stored = Vec::with_capacity(extents.len());
+            for part in in_segments(&extents) {
+                stored.extend(self.segments.put_bulk(pin.ino, part).await?);
+            }
+            Some(stored)
+        } else {
+            None
+        };
+        self.wait_for(pin, round.number).await?;
+        let stored = match stored {
+            Some(stored) => stored,
+            None => {
+                let mut stored = Vec::with_capacity(extents.len());
+                for (_, data) in &extents {
+                    stored.push(self.segments.put_small(data).await?);
+                }
+                stored
+            }
+        };
+        let mut state = pin.lock().await?;
+        let mut change = ExtentChange::default();
+        for ((start, data), stored) in extents.iter().zip(stored) {
+            let end = start + data.len() as u64;
+            change.load(&*self.engine, pin.ino, *start, end).await?;
+            change.cut(*start, end);
+            let row = ExtentRow { len: data.len() as u64, data: Some((stored, 0)) };
+            change.add(Extent { start: *start, row });
+            state.stored_size = state.stored_size.max(end);
+        }
+        self.write_extents(pin, &mut state, change).await?;
+        state.pieces.end(round.number);
+        if state.pieces.is_empty() && state.pieces.rounds() == round.number + 1 {
+            self.pending.remove(pin.ino);
+        }
+        pin.ended.send_replace(round.number + 1);
+        Ok(())
+    }
+
+    pub(crate) async fn write_extents(
+        &self,
+        pin: &Pin,
+        state: &mut Locked,
+        change: ExtentChange,
+    ) -> Result<()> {
+        let mut batch = Batch::default();
+        state.row.allocated = state.row.allocated.saturating_add_signed(change.allocated);
+        change.put(pin.ino, &mut batch);
+        batch.put(inode_key(pin.ino), state.stored());
+        self.write(batch).await
+    }
+
+    /// Makes a file's data, size and names durable.
+    pub(crate) async fn sync_file(self: &Arc<Self>, pin: &Pin) -> Result<()> {
+        self.settled(pin).await?;
+        self.engine.commit().await
+    }
+
+    /// Makes everything durable.
+    pub(crate) async fn sync_all(self: &Arc<Self>) -> Result<()> {
+        for (pin, rounds) in self.settle_all().await? {
+            self.wait_for(&pin, rounds).await?;
+        }
+        self.pending.failure()?;
+        self.engine.commit().await
+    }
+
+    /// Changes a file's size.
+    pub(crate) async fn set_size(self: &Arc<Self>, pin: &Pin, size: u64) -> Result<()> {
+        let op = "set size";
+        {
+            let mut state = pin.lock().await?;
+            may_have_data(&state, op)?;
+            end_of(size, 0, op)?;
+            // What no round has taken need not be written first.
+            state.pieces.cut_current(size);
+        }
+        let mut state = self.lock_settled(pin).await?;
+        let mut change = ExtentChange::default();
+        change.load(&*self.engine, pin.ino, size, u64::MAX).await?;
+        change.cut(size, u64::MAX);
+        state.row.size = size;
+        state.stored_size = size;
+        (state.row.mtime, state.row.ctime) = (now(), now());
+        self.write_extents(pin, &mut state, change).await
+    }
+
+    /// Reads until `buf` is full or the file ends.
+    pub(crate) async fn read_at(self: &Arc<Self>, pin: &Pin, buf: &mut [u8], offset: u64) -> Result<usize> {
+        end_of(offset, 0, "read")?;
+        let (len, missing) = {
+            let state = pin.lock().await?;
+            let left = state.row.size.saturating_sub(offset);
+            let len = usize::try_from(left).unwrap_or(usize::MAX).min(buf.len());
+            (len, state.pieces.read(offset, &mut buf[..len]))
+        };
+        for (start, end) in missing {
+            self.read_extents(pin.ino, start, &mut buf[index(start - offset)..index(end - offset)]).await?;
+        }
+        Ok(len)
+    }
+
+    async fn read_extents(&self, ino: u64, start: u64, out: &mut [u8]) -> Result<()> {
+        let end = start + out.len() as u64;
+        let mut at = start;
+        while at < end {
+            let extents = overlapping(&*self.engine, ino, (at, end), READ_EXTENTS).await?;
+            let is_last = extents.len() < READ_EXTENTS;
+            for extent in extents {
+                let (from, to) = (extent.start.max(at), extent.end().min(end));
+                out[index(at - start)..index(from - start)].fill(0);
+                let part = &mut out[index(from - start)..index(to - start)];
+                match &extent.part(from, to).row.data {
+                    None => part.fill(0),
+                    Some((stored, skip)) => {
+                        let until = skip
+                            .checked_add(len_of(part))
+                            .ok_or_else(|| crate::rows::corrupted("an extent"))?;
+                        self.segments.read(stored, *skip..until, part).await?;
+                    }
+                }
+                at = to;
+            }
+            if is_last {
+                out[index(at - start)..].fill(0);
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn may_have_data(state: &Locked, op: &'static str) -> Result<()> {
+    use crate::rows::Kind;
+    match state.row.kind {
+        Kind::Regular => Ok(()),
+        Kind::Directory => fail(ErrorKind::IsDirectory, op),
+        _ => fail(ErrorKind::Invalid, op),
+    }
+}
+
+/// Pieces that touch each other become one extent, up to the longest.
+fn extents_of(pieces: &[(u64, Bytes)]) -> Vec<(u64, Bytes)> {
+    let mut extents: Vec<(u64, BytesMut)> = Vec::new();
+    for (start, data) in pieces {
+        let (mut start, mut data) = (*start, data.clone());
+        while !data.is_empty() {
+            let last = extents
+                .last_mut()
+                .filter(|(at, last)| at + last.len() as u64 == start && last.len() < EXTENT_BYTES_MAX);
+            let room = last.as_ref().map_or(EXTENT_BYTES_MAX, |(_, last)| EXTENT_BYTES_MAX - last.len());
+            let part = data.split_to(room.min(data.len()));
+            match last {
+                Some((_, last)) => last.extend_from_slice(&part),
+                None => extents.push((start, BytesMut::from(&part[..]))),
+            }
+            start += part.len() as u64;
+        }
+    }
+    extents.into_iter().map(|(start, data)| (start, data.freeze())).collect()
+}
+
+/// Extents in groups, each for one segment.
+fn in_segments(extents: &[(u64, Bytes)]) -> Vec<&[(u64, Bytes)]> {
+    let (mut groups, mut first, mut bytes) = (Vec::new(), 0, 0);
+    for (n, (_, data)) in extents.iter().enumerate() {
+        if bytes > 0 && bytes + data.len() > EXTENT_BYTES_MAX {
+            groups.push(&extents[first..n]);
+            (first, bytes) = (n, 0);
+        }
+        bytes += data.len();
+    }
+    groups.push(&extents[first..]);
+    groups
+}
+
+fn index(offset: u64) -> usize {
+    usize::try_from(offset).expect("inside a buffer")
+}
+
+fn len_of(part: &[u8]) -> u32 {
+    u32::try_from(part.len()).unwrap_or(u32::MAX)
+}

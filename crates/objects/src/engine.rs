@@ -1,0 +1,63 @@
+//! The engine: rows by key, in order. A narrow trait, so that nothing else knows which engine it
+//! is.
+
+mod clock;
+mod slate;
+
+use std::fmt;
+use std::ops::Range;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use store::Result;
+
+use crate::rows::{self, Totals};
+
+pub(crate) use clock::Clock;
+pub(crate) use slate::{SlateEngine, writer_epoch};
+
+/// Changes that are made together or not at all.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub(crate) changes: Vec<(Vec<u8>, Option<Bytes>)>,
+    pub(crate) totals: Totals,
+}
+
+impl Batch {
+    pub(crate) fn put(&mut self, key: Vec<u8>, value: Bytes) {
+        self.changes.push((key, Some(value)));
+    }
+
+    pub(crate) fn delete(&mut self, key: Vec<u8>) {
+        self.changes.push((key, None));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.changes.is_empty() && self.totals == Totals::default()
+    }
+}
+
+/// Rows by key.
+#[async_trait]
+pub(crate) trait Engine: Send + Sync + fmt::Debug + 'static {
+    /// The value of a key.
+    async fn get(&self, key: &[u8]) -> Result<Option<Bytes>>;
+
+    /// Up to `max` rows of a range, in the keys' order.
+    async fn scan(&self, range: Range<Vec<u8>>, max: usize) -> Result<Vec<(Bytes, Bytes)>>;
+
+    /// Makes changes. Calls that begin later see them; they are not durable yet.
+    async fn write(&self, batch: Batch) -> Result<()>;
+
+    /// Makes all changes durable whose [`write`](Self::write) has ended.
+    async fn commit(&self) -> Result<()>;
+
+    /// Puts everything into tables, so that the next opening has nothing to replay, and ends.
+    async fn close(&self) -> Result<()>;
+
+    /// The volume's totals.
+    async fn totals(&self) -> Result<Totals> {
+        let row = self.get(rows::TOTALS).await?;
+        row.map_or(Ok(Totals::default()), |row| rows::from_bytes(&row, "the totals"))
+    }
+}

@@ -1,0 +1,181 @@
+//! The engine is SlateDB, with the commit log as its write-ahead log.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use object_store::ObjectStore;
+use object_store::path::Path;
+use slatedb::admin::AdminBuilder;
+use slatedb::config::{FlushOptions, FlushType, ScanOptions, Settings};
+use slatedb::{Db, MergeOperator, MergeOperatorError, WriteBatch};
+use store::{Error, ErrorKind, Result};
+
+use super::clock::Clock;
+use super::{Batch, Engine};
+use crate::codec::Codec;
+use crate::engine_blocks::Blocks;
+use crate::log::{CommitLog, LogInit};
+use crate::rows::{self, Totals};
+
+/// Rows in memory before they become a table.
+const TABLE_BYTES: usize = 32 << 20;
+/// Commits that are on their way at a time; those who come meanwhile share the next.
+const COMMITS: usize = 4;
+
+/// SlateDB.
+pub(crate) struct SlateEngine {
+    db: Db,
+    log: Arc<CommitLog>,
+}
+
+impl fmt::Debug for SlateEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlateEngine").field("log", &self.log).finish_non_exhaustive()
+    }
+}
+
+/// Where the engine's objects are.
+fn path_below(root: &Path) -> Path {
+    root.clone().join("meta")
+}
+
+/// The epoch of the last writer; `None`: there was none.
+pub(crate) async fn writer_epoch(store: Arc<dyn ObjectStore>, root: &Path) -> Result<Option<u64>> {
+    let admin =
+        AdminBuilder::new(path_below(root), store).with_system_clock(Arc::new(Clock::default())).build();
+    let manifest = admin.read_manifest(None).await.map_err(|error| plain(&error))?;
+    Ok(manifest.map(|manifest| manifest.writer_epoch()))
+}
+
+impl SlateEngine {
+    /// Opens the engine for writing, if `epoch` is still the last writer's.
+    pub(crate) async fn open(
+        (store, root): (Arc<dyn ObjectStore>, &Path),
+        codec: Codec,
+        epoch: Option<u64>,
+        log: Arc<CommitLog>,
+        nonce: [u8; 16],
+    ) -> Result<Self> {
+        let settings = Settings {
+            flush_interval: None,
+            // Nobody else writes: compactions of this process are announced.
+            manifest_poll_interval: Duration::from_secs(300),
+            manifest_update_timeout: Duration::from_secs(60),
+            l0_sst_size_bytes: TABLE_BYTES,
+            max_unflushed_bytes: 4 * TABLE_BYTES,
+            l0_max_ssts: 64,
+            l0_max_ssts_per_key: 64,
+            compactor_options: None,
+            garbage_collector_options: None,
+            ..Settings::default()
+        };
+        let clock = Arc::new(Clock::default());
+        let mut builder = Db::builder(path_below(root), store)
+            .with_settings(settings)
+            .with_system_clock(Arc::clone(&clock) as _)
+            .with_merge_operator(Arc::new(AddTotals))
+            .with_block_transformer(Arc::new(Blocks::new(codec)))
+            .with_wal_writer(Box::new(LogInit { log: Arc::clone(&log), nonce, clock }));
+        if let Some(epoch) = epoch {
+            builder = builder.with_expected_epoch(epoch);
+        }
+        let db = builder.build().await.map_err(|error| plain(&error))?;
+        Ok(Self { db, log })
+    }
+
+    /// A failure, by its cause in the log if there is one.
+    fn failed(&self, error: &slatedb::Error) -> Error {
+        self.log.failure().unwrap_or_else(|| plain(error))
+    }
+}
+
+#[async_trait]
+impl Engine for SlateEngine {
+    async fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
+        self.db.get(key).await.map_err(|error| self.failed(&error))
+    }
+
+    async fn scan(&self, range: Range<Vec<u8>>, max: usize) -> Result<Vec<(Bytes, Bytes)>> {
+        let read_ahead = if max > 64 { 1 << 20 } else { 1 };
+        let options =
+            ScanOptions { read_ahead_bytes: read_ahead, cache_blocks: true, ..ScanOptions::default() };
+        let failed = |error: slatedb::Error| self.failed(&error);
+        let mut rows = self.db.scan_with_options(range, &options).await.map_err(failed)?;
+        let mut found = Vec::new();
+        while found.len() < max {
+            let Some(row) = rows.next().await.map_err(failed)? else { break };
+            found.push((row.key, row.value));
+        }
+        Ok(found)
+    }
+
+    async fn write(&self, batch: Batch) -> Result<()> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let mut writes = WriteBatch::new();
+        for (key, value) in batch.changes {
+            match value {
+                Some(value) => writes.put_bytes(Bytes::from(key), value),
+                None => writes.delete(key),
+            }
+        }
+        if batch.totals != Totals::default() {
+            writes.merge(rows::TOTALS, rows::to_bytes(&batch.totals));
+        }
+        self.db.write(writes).await.map(drop).map_err(|error| self.failed(&error))
+    }
+
+    async fn commit(&self) -> Result<()> {
+        // Those who wait here share the next commit: the first of them seals what all have written,
+        // and the others find nothing to send.
+        self.log.wait_for_turn(COMMITS).await;
+        let wal = FlushOptions { flush_type: FlushType::Wal };
+        self.db.flush_with_options(wal).await.map_err(|error| self.failed(&error))
+    }
+
+    async fn close(&self) -> Result<()> {
+        let tables = FlushOptions { flush_type: FlushType::MemTable };
+        self.db.flush_with_options(tables).await.map_err(|error| self.failed(&error))?;
+        self.db.close().await.map_err(|error| self.failed(&error))
+    }
+}
+
+/// An engine's failure in plain words.
+fn plain(error: &slatedb::Error) -> Error {
+    let kind = match error.kind() {
+        slatedb::ErrorKind::Closed(slatedb::CloseReason::Fenced) => {
+            return Error::with(ErrorKind::Io, "metadata", "another host has taken the volume over");
+        }
+        _ => ErrorKind::Io,
+    };
+    Error::with(kind, "metadata", error.to_string())
+}
+
+/// Adds changes of the totals.
+struct AddTotals;
+
+impl MergeOperator for AddTotals {
+    fn merge(
+        &self,
+        _key: &Bytes,
+        existing: Option<Bytes>,
+        change: Bytes,
+    ) -> Result<Bytes, MergeOperatorError> {
+        let read = |bytes: &Bytes| {
+            rows::from_bytes::<Totals>(bytes, "the totals")
+                .map_err(|error| MergeOperatorError::Callback { message: error.to_string() })
+        };
+        let change = read(&change)?;
+        let before = existing.as_ref().map_or(Ok(Totals::default()), read)?;
+        let sum = Totals {
+            bytes: before.bytes.saturating_add(change.bytes),
+            inodes: before.inodes.saturating_add(change.inodes),
+        };
+        Ok(rows::to_bytes(&sum))
+    }
+}

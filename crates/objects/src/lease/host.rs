@@ -1,0 +1,157 @@
+//! This machine and this process.
+
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+use rustix::time::{ClockId, clock_gettime};
+use store::{Error, ErrorKind, Result};
+
+use super::info::Process;
+
+/// What the lease asks of the machine that it runs on.
+///
+/// No call waits for anything but the kernel.
+pub trait Host: fmt::Debug + Send + Sync + 'static {
+    /// The host's name.
+    fn name(&self) -> String;
+
+    /// The calling process.
+    fn process(&self) -> Process;
+
+    /// Whether `process` has ended for sure. `false` says nothing: it may be another host's.
+    fn has_ended(&self, process: &Process) -> bool;
+
+    /// A clock that goes on while the host is suspended.
+    fn boottime(&self) -> Duration;
+
+    /// Seconds of the Unix epoch: for people only.
+    fn unix_time(&self) -> u64;
+}
+
+/// The machine that this process runs on.
+#[derive(Debug)]
+pub struct ThisHost {
+    name: String,
+    process: Process,
+    /// Whether `/proc/PID` is what this process calls PID: a container may see its host's.
+    is_own_proc: bool,
+}
+
+impl ThisHost {
+    /// Asks the kernel. A process that forks asks again afterwards.
+    ///
+    /// # Errors
+    /// `Io`: `/proc` is not there.
+    pub fn new() -> Result<Self> {
+        let failed = |what: &str, error: &dyn fmt::Display| {
+            Error::with(ErrorKind::Io, "lease", format!("{what}: {error}"))
+        };
+        let inode = |kind: &str| fs::metadata(format!("/proc/self/ns/{kind}")).map(|meta| meta.ino());
+        let boot_id = "/proc/sys/kernel/random/boot_id";
+        let boot_id = fs::read_to_string(boot_id).map_err(|error| failed(boot_id, &error))?;
+        let pid = std::process::id();
+        let is_own_proc = fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == &*pid.to_string());
+        let process = Process {
+            boot_id: boot_id.trim().to_owned(),
+            pid,
+            start_time: start_time("self").ok_or_else(|| failed("/proc/self/stat", &"no start time"))?,
+            pid_namespace: inode("pid").map_err(|error| failed("/proc/self/ns/pid", &error))?,
+            // Older kernels have none.
+            time_namespace: inode("time").ok(),
+        };
+        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Ok(Self { name, process, is_own_proc })
+    }
+}
+
+impl Host for ThisHost {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn process(&self) -> Process {
+        self.process.clone()
+    }
+
+    /// An inode number of a pid namespace comes again only after all of its processes are gone, so
+    /// that a namespace of that number is the process's own, or the process has ended.
+    fn has_ended(&self, process: &Process) -> bool {
+        let own = &self.process;
+        if (&process.boot_id, process.pid_namespace) != (&own.boot_id, own.pid_namespace) {
+            return false;
+        }
+        let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) else { return false };
+        // Unlike /proc, which may hide other users' processes, the signal 0 says what there is.
+        if test_kill_process(pid) == Err(Errno::SRCH) {
+            return true;
+        }
+        // A number that was used again: the process that has it now started at another time.
+        let is_comparable = self.is_own_proc && process.time_namespace == own.time_namespace;
+        is_comparable
+            && start_time(&process.pid.to_string()).is_some_and(|start_time| start_time != process.start_time)
+    }
+
+    fn boottime(&self) -> Duration {
+        Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
+    }
+
+    fn unix_time(&self) -> u64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`; the name before it may have blanks and brackets.
+fn start_time(process: &str) -> Option<u64> {
+    let stat = fs::read(format!("/proc/{process}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    stat.rsplit_once(") ")?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    fn process_of(pid: u32) -> Process {
+        let own = ThisHost::new().unwrap().process();
+        Process { pid, start_time: start_time(&pid.to_string()).unwrap(), ..own }
+    }
+
+    #[test]
+    fn the_end_of_a_process_is_told_on_the_same_boot_only() {
+        let host = ThisHost::new().unwrap();
+        assert!(!host.has_ended(&host.process()), "this process runs");
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let process = process_of(child.id());
+        assert!(!host.has_ended(&process), "the child runs");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(host.has_ended(&process), "the child has ended");
+        let other_boot = Process { boot_id: "another".to_owned(), ..process.clone() };
+        assert!(!host.has_ended(&other_boot), "a process of another boot");
+        let other_namespace = Process { pid_namespace: process.pid_namespace + 1, ..process };
+        assert!(!host.has_ended(&other_namespace), "a process of another pid namespace");
+    }
+
+    #[test]
+    fn a_pid_that_was_used_again_is_another_process() {
+        let host = ThisHost::new().unwrap();
+        let earlier = Process { start_time: host.process().start_time - 1, ..host.process() };
+        assert!(host.has_ended(&earlier));
+        let elsewhere = Process { time_namespace: Some(1), ..earlier };
+        assert!(!host.has_ended(&elsewhere), "start times of two time namespaces were compared");
+    }
+
+    #[test]
+    fn the_clock_that_counts_suspension_goes_on() {
+        let host = ThisHost::new().unwrap();
+        let before = host.boottime();
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(host.boottime() > before);
+    }
+}

@@ -1,0 +1,186 @@
+//! How a process takes a volume.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use store::{Error, ErrorKind, Result};
+use sync::mutant::is_on;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::held::Held;
+use super::host::Host;
+use super::info::{Claim, Holder, How, LeaseInfo, Nonce, State};
+use super::swap::{Seen, Swapped, read_existing, read_if_changed, swap};
+use crate::bucket::Bucket;
+
+/// A holder that does not answer for so long is taken over, by the taker's own monotonic clock.
+pub const PATIENCE: Duration = Duration::from_secs(15);
+/// The time between two looks for the answer.
+const LOOK: Duration = Duration::from_secs(1);
+/// A look that hangs is given up after this time.
+const HUNG: Duration = Duration::from_secs(5);
+/// Changes by others that a taker follows before it gives up.
+const ROUNDS: u32 = 8;
+
+/// What a process that mounts a volume asks for.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    /// Where the volume is to be mounted.
+    pub mountpoint: PathBuf,
+    /// Whether a holder that does not answer is taken over.
+    pub takeover: bool,
+    /// The host whose journal is given up, with what is in it alone.
+    pub abandon: Option<String>,
+    /// Whether this process acknowledges what is only in a journal of this host.
+    pub journal: bool,
+    /// The engine's epoch that the caller saw. The lease repeats it, and does not know what it
+    /// means.
+    pub engine_epoch: u64,
+}
+
+#[derive(Debug)]
+struct Taker<'a> {
+    bucket: &'a Bucket,
+    request: &'a Request,
+    host: Arc<dyn Host>,
+    nonce: Nonce,
+    /// The holder, or the last one, that this taker found first.
+    found: Nonce,
+    /// The claim whose answer this taker waits for, or waited for.
+    awaited: Option<Nonce>,
+    /// The time before the lease was taken.
+    before: Duration,
+}
+
+/// What came of a claim.
+enum Challenge {
+    Answered(LeaseInfo),
+    Unanswered(Seen),
+    /// The lease was taken or released meanwhile.
+    Overtaken(Seen),
+}
+
+pub(super) async fn take(bucket: &Bucket, request: &Request, host: Arc<dyn Host>) -> Result<Held> {
+    let mut seen = read_existing(bucket).await?;
+    let (nonce, found, before) = (Nonce::new()?, seen.info.nonce, host.boottime());
+    let mut taker = Taker { bucket, request, host, nonce, found, awaited: None, before };
+    for _ in 0..ROUNDS {
+        match taker.round(seen).await? {
+            Swapped::Done(seen) => return Ok(Held::new(bucket.clone(), taker.host, seen, taker.before)),
+            Swapped::Other(now) => seen = now,
+        }
+    }
+    Err(busy("many processes take and release the volume at the same time: try again"))
+}
+
+impl Taker<'_> {
+    /// Takes the lease, or refuses, or finds that another process was first.
+    async fn round(&mut self, seen: Seen) -> Result<Swapped> {
+        let Some(holder) = &seen.info.holder else { return self.swap(&seen, How::Free).await };
+        if self.host.has_ended(&holder.process) {
+            tracing::warn!("{holder} has ended without a release: the volume is taken over at once");
+            return self.swap(&seen, How::Dead).await;
+        }
+        if seen.info.nonce != self.found {
+            return Err(self.refusal(&seen.info, "it was faster"));
+        }
+        if !self.request.takeover {
+            let advice = "unmount it there, or mount with `-o takeover`, which takes the volume over \
+                          if that process does not answer for 15 s";
+            return Err(self.refusal(&seen.info, advice));
+        }
+        // Before the holder is asked: what is refused anyway bothers nobody.
+        self.journal(&seen.info)?;
+        match self.challenge(seen).await? {
+            Challenge::Answered(info) => {
+                Err(self.refusal(&info, "it is alive, and keeps the volume: unmount it there"))
+            }
+            Challenge::Overtaken(seen) => Ok(Swapped::Other(seen)),
+            Challenge::Unanswered(seen) => {
+                let holder = seen.info.holder.as_ref().map(ToString::to_string).unwrap_or_default();
+                tracing::warn!("{holder} did not answer for {PATIENCE:?}: the volume is taken over");
+                self.swap(&seen, How::Unanswered).await
+            }
+        }
+    }
+
+    async fn swap(&mut self, seen: &Seen, how: How) -> Result<Swapped> {
+        let mountpoint = self.request.mountpoint.to_string_lossy();
+        let host = self.host.name();
+        let holder = Holder::new(&host, self.host.process(), &mountpoint, self.host.unix_time());
+        let mut new = seen.info.taken(self.nonce, holder, how)?;
+        new.journal = self.journal(&seen.info)?;
+        new.engine_epoch = self.request.engine_epoch;
+        let nonce = self.nonce;
+        let is_done = |info: &LeaseInfo| info.nonce == nonce && info.state == State::Held;
+        self.before = self.host.boottime();
+        swap(self.bucket, &new, &seen.tag, is_done).await
+    }
+
+    /// The host that the next lease names as that of a journal.
+    fn journal(&self, info: &LeaseInfo) -> Result<Option<String>> {
+        let own = self.host.name();
+        match &info.journal {
+            Some(host) if self.request.abandon.as_ref() == Some(host) => {}
+            Some(host) if *host == own => return Ok(Some(own)),
+            Some(host) => {
+                let host = host.escape_debug();
+                return Err(busy(format!(
+                    "host {host} has a journal with data that is not in the bucket: mount the volume \
+                     there, or give that data up with `-o abandon={host}`"
+                )));
+            }
+            None => {}
+        }
+        Ok(self.request.journal.then_some(own))
+    }
+
+    /// Asks the holder whether it is alive. A claim that another taker posted does as well: this
+    /// one waits for its answer, by its own clock from now on.
+    async fn challenge(&mut self, mut seen: Seen) -> Result<Challenge> {
+        if seen.info.open_claim().is_none() {
+            if self.awaited.is_some() && seen.info.answered == self.awaited {
+                return Ok(Challenge::Answered(seen.info));
+            }
+            let claim = Claim::new(Nonce::new()?, &self.host.name(), self.host.process().pid);
+            let is_done = |info: &LeaseInfo| info.claim.as_ref() == Some(&claim);
+            match swap(self.bucket, &seen.info.claimed(claim.clone()), &seen.tag, is_done).await? {
+                Swapped::Done(now) => seen = now,
+                Swapped::Other(now) => return Ok(Challenge::Overtaken(now)),
+            }
+        }
+        self.awaited = seen.info.claim.as_ref().map(|claim| claim.nonce);
+        let asked = seen.info.clone();
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if (asked.nonce, asked.state) != (seen.info.nonce, seen.info.state) {
+                return Ok(Challenge::Overtaken(seen));
+            }
+            // Takers replace a claim only after its answer.
+            if seen.info.claim != asked.claim || seen.info.open_claim().is_none() {
+                return Ok(Challenge::Answered(seen.info));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || is_on("lease-claim-not-waited-for") {
+                return Ok(Challenge::Unanswered(seen));
+            }
+            sleep(left.min(LOOK)).await;
+            // An answer that this taker does not see makes its swap fail.
+            match timeout(HUNG, read_if_changed(self.bucket, &seen.tag)).await {
+                Ok(Ok(Some(now))) => seen = now,
+                Ok(Ok(None)) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "a look for the holder's answer failed"),
+                Err(_) => tracing::debug!("a look for the holder's answer hangs"),
+            }
+        }
+    }
+
+    fn refusal(&self, info: &LeaseInfo, advice: &str) -> Error {
+        busy(format!("the volume is {}: {advice}", info.describe(self.host.unix_time())))
+    }
+}
+
+fn busy(detail: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::with(ErrorKind::Busy, "lease", detail)
+}

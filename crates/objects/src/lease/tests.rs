@@ -1,0 +1,5 @@
+//! Each step of the protocol by itself.
+
+mod holders;
+mod object;
+mod takers;

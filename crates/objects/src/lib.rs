@@ -1,0 +1,75 @@
+//! A store on object storage: a volume that rests in a bucket, log-structured.
+//!
+//! ```text
+//!  store        the `Store` trait: each call runs on the process's runtime until it has ended
+//!   |
+//!  mount        opens and closes a volume: format, lease, engine, log, in this order
+//!   |   \
+//!   |    lease  who holds the volume, by conditional requests
+//!  tree, file   names, attributes, references; data that waits for a commit, extents
+//!   |
+//!  engine       rows: a narrow key-value trait, over SlateDB
+//!   |
+//!  log          the commit log, which is the engine's write-ahead log: rows and small data in one object
+//!   |
+//!  segments     bulk data, written once
+//!   |
+//!  rows, codec  how a row, and how data, is written
+//!   |
+//!  bucket       requests: bounded, retried, counted
+//!   |
+//!  url, format, probe
+//! ```
+//!
+//! Read `log` first: what is durable is decided there.
+
+#![forbid(unsafe_code)]
+
+mod api;
+mod aws;
+pub mod bucket;
+mod chunk_table;
+mod client;
+pub mod codec;
+mod compression;
+pub mod crypto;
+mod data;
+mod directory;
+mod engine;
+pub mod engine_blocks;
+mod extents;
+pub mod format;
+mod hex;
+pub mod key_file;
+mod lease;
+mod limited;
+mod log;
+mod mount;
+mod moves;
+mod node;
+pub mod open;
+mod pending;
+mod pieces;
+pub mod probe;
+mod problem;
+mod profile;
+mod ranges;
+mod requests;
+mod rows;
+mod runtime;
+#[cfg(test)]
+mod scripted;
+mod segments;
+#[cfg(test)]
+mod simulation;
+pub mod stats;
+mod store;
+mod tree;
+pub mod url;
+pub mod wrapped_key;
+mod xattrs;
+
+pub use api::{
+    Compression, FormatOptions, Formatted, Holder, Info, OpenOptions, SCHEMES, canonical, directory, format,
+    info, is_url, open, open_unheld,
+};

@@ -1,0 +1,350 @@
+//! The commit log: what is durable is decided here.
+//!
+//! Rows and small data are gathered in the **open** object. A flush seals it and sends it with one
+//! conditional PUT; the next object is open at once, so that several are on their way. An object is
+//! **durable** when it and all objects before it are in the bucket: what a caller waits for is
+//! acknowledged in the log's order, and a crash leaves a prefix.
+//!
+//! # Why a fenced holder never acknowledges
+//! * Each object is made with if-none-match. Of two holders one makes number *n*; the other sees
+//!   that the nonce in it is not its own, and fails for good.
+//! * A holder sends number *n* only when *n* - window is durable. A new holder's fence at number
+//!   *t* + 1, the first that is not there, thus leaves numbers that the old holder can still make
+//!   only below *t* + 1 + window. The fence says that the log goes on at that number; what lies
+//!   between is void, and none of it was acknowledged, for *t* + 1 was not the old holder's.
+//! * An answer that was lost is found out by reading the object back.
+//!
+//! Lock order: `state`, then `listeners`; neither is held across a request.
+
+mod init;
+pub(crate) mod object;
+mod writer;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use object_store::PutPayload;
+use slatedb::RowEntry;
+use slatedb::wal::{WalError, WalEvent, WalStatus, WalStatusListener};
+use store::{Error, ErrorKind, Result};
+use sync::Mutex;
+use sync::mutant::is_on;
+use tokio::sync::Notify;
+
+use crate::bucket::{Bucket, Condition};
+use crate::codec::Codec;
+pub(crate) use init::LogInit;
+use object::{HEADER, Header, LogKind};
+
+/// Bytes of an open object from which on it is sealed without a flush.
+const SEAL_BYTES: usize = 8 << 20;
+/// Bytes that are sealed and not durable from which on callers wait.
+const QUEUED_BYTES_MAX: usize = 64 << 20;
+
+/// The log of a volume.
+#[derive(Debug)]
+pub(crate) struct CommitLog {
+    bucket: Bucket,
+    codec: Codec,
+    /// How many numbers beyond the durable ones may be on their way.
+    window: u64,
+    state: Mutex<State>,
+    /// Something became durable, or the log failed.
+    changed: Notify,
+    listeners: Mutex<Listeners>,
+}
+
+#[derive(Default)]
+struct Listeners(Vec<WalStatusListener>);
+
+impl std::fmt::Debug for Listeners {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Listeners").field(&self.0.len()).finish()
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    epoch: u64,
+    nonce: [u8; 16],
+    /// The number of the open object.
+    open: u64,
+    data: BytesMut,
+    rows: BytesMut,
+    last_seq: Option<u64>,
+    /// Sealed, and not durable.
+    sealed: BTreeMap<u64, Sealed>,
+    sealed_bytes: usize,
+    durable: u64,
+    durable_seq: Option<u64>,
+    failed: Option<WalError>,
+}
+
+#[derive(Debug)]
+struct Sealed {
+    object: Bytes,
+    data_len: usize,
+    last_seq: Option<u64>,
+    is_sent: bool,
+    is_there: bool,
+}
+
+impl State {
+    fn is_open_empty(&self) -> bool {
+        self.data.is_empty() && self.rows.is_empty()
+    }
+
+    fn status(&self) -> WalStatus {
+        WalStatus {
+            closed_reason: self.failed.clone(),
+            estimated_bytes: self.rows.len() + self.sealed_bytes,
+            last_flushed_wal_id: self.durable,
+            last_flushed_seq: self.durable_seq,
+            buffered_wal_entries_count: usize::from(!self.rows.is_empty()) + self.sealed.len(),
+        }
+    }
+
+    /// Takes numbers off `sealed` that are there together with all before them.
+    fn advance(&mut self) -> bool {
+        let before = self.durable;
+        while let Some(first) = self.sealed.first_entry() {
+            if !first.get().is_there {
+                break;
+            }
+            let (number, done) = first.remove_entry();
+            self.durable = number;
+            self.durable_seq = done.last_seq.or(self.durable_seq);
+            self.sealed_bytes -= done.object.len();
+        }
+        self.durable > before
+    }
+}
+
+impl CommitLog {
+    pub(crate) fn new(bucket: Bucket, codec: Codec, window: u64) -> Arc<Self> {
+        Arc::new(Self {
+            bucket,
+            codec,
+            window,
+            state: Mutex::new(State::default()),
+            changed: Notify::new(),
+            listeners: Mutex::new(Listeners::default()),
+        })
+    }
+
+    /// Puts data into the open object, and says where: the object's number and the offset in it.
+    ///
+    /// # Errors
+    /// The log has failed.
+    pub(crate) async fn put(self: &Arc<Self>, encoded: &[u8]) -> Result<(u64, u32)> {
+        self.wait_for_room().await?;
+        let mut state = self.state.lock();
+        let at = HEADER + state.data.len();
+        state.data.extend_from_slice(encoded);
+        let number = state.open;
+        self.seal_if_large(&mut state);
+        Ok((number, u32::try_from(at).expect("an object is small")))
+    }
+
+    /// A part of an object that may not be durable yet; `None`: it is, and has to be read.
+    pub(crate) fn get(&self, number: u64, range: Range<u64>) -> Option<Bytes> {
+        let state = self.state.lock();
+        let range = usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?;
+        if number == state.open {
+            let range = range.start.checked_sub(HEADER)?..range.end.checked_sub(HEADER)?;
+            return Some(Bytes::copy_from_slice(state.data.get(range)?));
+        }
+        let sealed = state.sealed.get(&number)?;
+        (range.end <= HEADER + sealed.data_len).then(|| sealed.object.slice(range))
+    }
+
+    /// The epoch of its holder.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.state.lock().epoch
+    }
+
+    /// Whether something was put or appended that no flush has sealed.
+    pub(crate) fn has_open(&self) -> bool {
+        !self.state.lock().is_open_empty()
+    }
+
+    /// Waits until a flush is worth its request: fewer than `max` objects are on their way, or
+    /// there is nothing to send.
+    pub(crate) async fn wait_for_turn(&self, max: usize) {
+        loop {
+            let changed = self.changed.notified();
+            {
+                let state = self.state.lock();
+                if state.failed.is_some() || state.is_open_empty() || state.sealed.len() < max {
+                    return;
+                }
+            }
+            changed.await;
+        }
+    }
+
+    /// Why the log takes nothing any more.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.state.lock().failed.as_ref().map(plain)
+    }
+
+    /// Gives the log up: those who wait get an error.
+    pub(crate) fn fail(&self, error: WalError) {
+        let status = {
+            let mut state = self.state.lock();
+            if state.failed.is_some() {
+                return;
+            }
+            state.failed = Some(error);
+            state.status()
+        };
+        self.changed.notify_waiters();
+        self.tell(&WalEvent::WalClosed(status));
+    }
+
+    async fn wait_for_room(&self) -> Result<()> {
+        loop {
+            let changed = self.changed.notified();
+            {
+                let state = self.state.lock();
+                if let Some(error) = &state.failed {
+                    return Err(plain(error));
+                }
+                if state.sealed_bytes < QUEUED_BYTES_MAX {
+                    return Ok(());
+                }
+            }
+            changed.await;
+        }
+    }
+
+    /// Appends rows, which have one sequence number.
+    async fn append(self: &Arc<Self>, rows: &[RowEntry]) -> Result<(), WalError> {
+        // Its only error is the log's own.
+        let _failed_below = self.wait_for_room().await;
+        let mut state = self.state.lock();
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        object::put_rows(&mut state.rows, rows);
+        state.last_seq = rows.last().map(|row| row.seq).or(state.last_seq);
+        self.seal_if_large(&mut state);
+        Ok(())
+    }
+
+    fn seal_if_large(self: &Arc<Self>, state: &mut State) {
+        if state.data.len() + state.rows.len() >= SEAL_BYTES {
+            self.seal(state);
+        }
+    }
+
+    /// Seals the open object, if there is something in it, and returns the number of the last one.
+    fn seal(self: &Arc<Self>, state: &mut State) -> u64 {
+        if state.is_open_empty() {
+            return state.open - 1;
+        }
+        let number = state.open;
+        let header = Header::new(LogKind::Commit, state.epoch, state.nonce, number, 0);
+        let (data, rows) = (state.data.split(), state.rows.split());
+        let rows = self.codec.seal(&header.context(), &rows);
+        let object = header.write(&data, &rows);
+        state.sealed_bytes += object.len();
+        let last_seq = state.last_seq.take();
+        let sealed = Sealed { object, data_len: data.len(), last_seq, is_sent: false, is_there: false };
+        state.sealed.insert(number, sealed);
+        state.open += 1;
+        self.send(state);
+        number
+    }
+
+    /// Sends what the window lets go.
+    fn send(self: &Arc<Self>, state: &mut State) {
+        let last = state.durable + self.window;
+        for (&number, sealed) in state.sealed.iter_mut().take_while(|(number, _)| **number <= last) {
+            if !sealed.is_sent {
+                sealed.is_sent = true;
+                let (log, object) = (Arc::clone(self), sealed.object.clone());
+                tokio::spawn(async move { log.make(number, object).await });
+            }
+        }
+    }
+
+    /// Makes an object of the log.
+    async fn make(self: Arc<Self>, number: u64, object: Bytes) {
+        match self.try_make(number, object).await {
+            Ok(true) => self.made(number),
+            Ok(false) => self.fail(WalError::Fenced),
+            Err(error) => self.fail(WalError::Unavailable(Arc::new(error))),
+        }
+    }
+
+    /// Whether it is there, and this holder's.
+    async fn try_make(&self, number: u64, object: Bytes) -> Result<bool> {
+        let name = object::name(number);
+        let made = self.bucket.create(&name, PutPayload::from_bytes(object.clone())).await?;
+        if matches!(made, Condition::Met(_)) {
+            return Ok(true);
+        }
+        if is_on("objects-nonce-not-read") {
+            return Ok(false);
+        }
+        // An attempt whose answer was lost may have made it.
+        let there = self.bucket.get_range(&name, 0..HEADER as u64).await?;
+        Ok(there[..] == object[..HEADER])
+    }
+
+    fn made(self: &Arc<Self>, number: u64) {
+        let status = {
+            let mut state = self.state.lock();
+            if let Some(sealed) = state.sealed.get_mut(&number) {
+                sealed.is_there = true;
+            }
+            if !state.advance() || state.failed.is_some() {
+                return;
+            }
+            self.send(&mut state);
+            state.status()
+        };
+        // The engine's waiters before our own, which read from the engine.
+        self.tell(&WalEvent::WalFlushed(status));
+        self.changed.notify_waiters();
+    }
+
+    fn tell(&self, event: &WalEvent) {
+        let listeners = self.listeners.lock();
+        listeners.0.iter().for_each(|listener| listener(event.clone()));
+    }
+
+    /// Waits until number `number` is durable.
+    async fn durable(&self, number: u64) -> Result<(), WalError> {
+        loop {
+            let changed = self.changed.notified();
+            {
+                let state = self.state.lock();
+                if state.durable >= number {
+                    return Ok(());
+                }
+                if let Some(error) = &state.failed {
+                    return Err(error.clone());
+                }
+            }
+            changed.await;
+        }
+    }
+}
+
+/// A failure of the log in plain words.
+pub(crate) fn plain(error: &WalError) -> Error {
+    let detail = match error {
+        WalError::Fenced => "another host has taken the volume over".to_owned(),
+        WalError::Closed => "the volume was closed".to_owned(),
+        WalError::Unavailable(error) => match error.downcast_ref::<Error>() {
+            Some(error) => return error.clone(),
+            None => error.to_string(),
+        },
+        other => other.to_string(),
+    };
+    Error::with(ErrorKind::Io, "commit", detail)
+}

@@ -1,0 +1,146 @@
+//! A volume that this process holds: opened, kept, closed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slatedb::wal::WalError;
+use store::{Error, ErrorKind, Result};
+use sync::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::bucket::Bucket;
+use crate::codec::Codec;
+use crate::engine::{SlateEngine, writer_epoch};
+use crate::lease::{Ended, Held};
+use crate::log::CommitLog;
+use crate::pending::given_up;
+use crate::segments::Segments;
+use crate::tree::Tree;
+
+/// After this time at the latest, what was changed is on its way to the bucket.
+const COMMIT_AFTER: Duration = Duration::from_secs(5);
+
+/// What opening a volume needs to know.
+#[derive(Debug, Clone)]
+pub(crate) struct MountOptions {
+    pub(crate) codec: Codec,
+    /// Objects of the log that may be on their way.
+    pub(crate) window: u64,
+    pub(crate) size_max: Option<u64>,
+    /// Names this holder in the log.
+    pub(crate) nonce: [u8; 16],
+    /// The lease, if there is one.
+    pub(crate) held: Option<Arc<Held>>,
+}
+
+/// A volume that is open.
+#[derive(Debug)]
+pub(crate) struct Mounted {
+    tree: Arc<Tree>,
+    log: Arc<CommitLog>,
+    bucket: Bucket,
+    held: Option<Arc<Held>>,
+    background: CancellationToken,
+    is_closed: Mutex<bool>,
+}
+
+impl Mounted {
+    /// Opens the volume, of which the last writer had `epoch` when it was taken.
+    pub(crate) async fn open(bucket: Bucket, epoch: Option<u64>, options: MountOptions) -> Result<Arc<Self>> {
+        let log = CommitLog::new(bucket.clone(), options.codec.clone(), options.window);
+        let (store, root) = bucket.raw();
+        let engine =
+            SlateEngine::open((store, &root), options.codec.clone(), epoch, Arc::clone(&log), options.nonce)
+                .await?;
+        let epoch = log.epoch();
+        let segments = Segments::new(bucket.bulk(), options.codec, Arc::clone(&log), epoch);
+        let tree = Tree::open(Arc::new(engine), segments, epoch, options.size_max).await?;
+        let background = CancellationToken::new();
+        let mounted = Arc::new(Self {
+            tree,
+            log,
+            bucket,
+            held: options.held,
+            background: background.clone(),
+            is_closed: Mutex::new(false),
+        });
+        let (tree, log) = (Arc::clone(&mounted.tree), Arc::clone(&mounted.log));
+        tokio::spawn(background.clone().run_until_cancelled_owned(commit_by_time(tree, log)));
+        if let Some(held) = &mounted.held {
+            tokio::spawn(background.clone().run_until_cancelled_owned(Arc::clone(held).keep()));
+            let lost = lost(Arc::clone(&mounted), Arc::clone(held));
+            tokio::spawn(background.run_until_cancelled_owned(lost));
+        }
+        Ok(mounted)
+    }
+
+    /// The epoch of the last writer.
+    pub(crate) async fn last_epoch(bucket: &Bucket) -> Result<Option<u64>> {
+        let (store, root) = bucket.raw();
+        writer_epoch(store, &root).await
+    }
+
+    pub(crate) fn tree(&self) -> &Arc<Tree> {
+        &self.tree
+    }
+
+    /// Ends every call that waits, with an error.
+    pub(crate) fn abort(&self) {
+        self.fail(given_up());
+        self.bucket.stop();
+    }
+
+    fn fail(&self, error: Error) {
+        self.background.cancel();
+        self.log.fail(WalError::Unavailable(Arc::new(error.clone())));
+        self.tree.pending.fail(error);
+    }
+
+    /// Brings everything to the bucket, so that the next holder has nothing to replay. What could
+    /// not be is said by the sync before.
+    pub(crate) async fn close(&self) {
+        if std::mem::replace(&mut *self.is_closed.lock(), true) {
+            return;
+        }
+        self.background.cancel();
+        let closed = match self.tree.sync_all().await {
+            Ok(()) => self.tree.engine.close().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = closed {
+            tracing::warn!(%error, "the volume's end is not in its bucket");
+            self.abort();
+        } else if let Some(held) = &self.held
+            && let Err(error) = held.release().await
+        {
+            tracing::warn!(%error, "the volume's lease is not released");
+        }
+        self.bucket.stop();
+    }
+}
+
+/// Commits what was changed, after a while.
+async fn commit_by_time(tree: Arc<Tree>, log: Arc<CommitLog>) {
+    let mut ticks = tokio::time::interval(COMMIT_AFTER);
+    loop {
+        ticks.tick().await;
+        if tree.pending.is_empty() && !log.has_open() {
+            continue;
+        }
+        if let Err(error) = tree.sync_all().await {
+            tracing::debug!(%error, "nothing is committed any more");
+            return;
+        }
+    }
+}
+
+/// Fails the volume when another process has taken it over.
+async fn lost(mounted: Arc<Mounted>, held: Arc<Held>) {
+    let mut ended = held.watch();
+    let Ok(ended) = ended.wait_for(Option::is_some).await.map(|ended| ended.clone()) else { return };
+    if let Some(Ended::Lost(lost)) = ended {
+        let by = lost.info.describe(lost.found);
+        tracing::error!(by, "the volume was taken over: what was not synced is lost");
+        mounted.fail(Error::with(ErrorKind::Io, "commit", format!("the volume was taken over: {by}")));
+    }
+}

@@ -1,0 +1,215 @@
+//! Inodes in use: what is referenced is in memory.
+//!
+//! A [`Pin`] is a reference that ends by itself; references that the volume holds are counted with
+//! them. The state of an inode is protected by its own lock, which is held across the engine's
+//! calls on that inode, never across an upload. Several are locked in the order of their numbers.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use store::{Error, ErrorKind, Result};
+use sync::Mutex;
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
+
+use crate::pieces::Pieces;
+use crate::rows::{InodeRow, to_bytes};
+use crate::tree::Tree;
+
+/// An inode in use.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) ino: u64,
+    pub(crate) state: Arc<AsyncMutex<Option<State>>>,
+    /// How many rounds of its data have ended.
+    pub(crate) ended: watch::Sender<u64>,
+}
+
+/// The state of an inode.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) row: InodeRow,
+    /// The size that the engine may know: what lies beyond has no extents yet.
+    pub(crate) stored_size: u64,
+    pub(crate) pieces: Pieces,
+    /// Has no name, and may get its first.
+    pub(crate) is_tmpfile: bool,
+}
+
+impl State {
+    pub(crate) fn new(row: InodeRow) -> Self {
+        Self { stored_size: row.size, row, pieces: Pieces::default(), is_tmpfile: false }
+    }
+
+    /// The row for the engine.
+    pub(crate) fn stored(&self) -> bytes::Bytes {
+        let size = self.stored_size;
+        if size == self.row.size {
+            to_bytes(&self.row)
+        } else {
+            to_bytes(&InodeRow { size, ..self.row.clone() })
+        }
+    }
+}
+
+/// A state that is locked.
+#[derive(Debug)]
+pub(crate) struct Locked(OwnedMutexGuard<Option<State>>);
+
+impl std::ops::Deref for Locked {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.0.as_ref().expect("loaded before it was handed out")
+    }
+}
+
+impl std::ops::DerefMut for Locked {
+    fn deref_mut(&mut self) -> &mut State {
+        self.0.as_mut().expect("loaded before it was handed out")
+    }
+}
+
+#[derive(Debug)]
+struct Slot {
+    node: Arc<Node>,
+    refs: u64,
+}
+
+/// The inodes in use, by number.
+#[derive(Debug, Default)]
+pub(crate) struct Nodes(Mutex<HashMap<u64, Slot>>);
+
+impl Nodes {
+    fn pin(&self, ino: u64) -> Arc<Node> {
+        let mut table = self.0.lock();
+        let slot = table.entry(ino).or_insert_with(|| {
+            let state = Arc::new(AsyncMutex::new(None));
+            Slot { node: Arc::new(Node { ino, state, ended: watch::Sender::new(0) }), refs: 0 }
+        });
+        slot.refs += 1;
+        Arc::clone(&slot.node)
+    }
+
+    /// One that is in use already.
+    fn pin_used(&self, ino: u64) -> Option<Arc<Node>> {
+        let mut table = self.0.lock();
+        let slot = table.get_mut(&ino)?;
+        slot.refs += 1;
+        Some(Arc::clone(&slot.node))
+    }
+
+    /// Gives references back; returns the inode if those were the last.
+    fn unpin(&self, ino: u64, n: u64) -> Option<Arc<Node>> {
+        let mut table = self.0.lock();
+        let slot = table.get_mut(&ino)?;
+        slot.refs = slot.refs.saturating_sub(n);
+        if slot.refs > 0 {
+            return None;
+        }
+        table.remove(&ino).map(|slot| slot.node)
+    }
+}
+
+/// A reference on an inode.
+#[derive(Debug)]
+pub(crate) struct Pin {
+    tree: Arc<Tree>,
+    node: Option<Arc<Node>>,
+}
+
+impl std::ops::Deref for Pin {
+    type Target = Node;
+
+    fn deref(&self) -> &Node {
+        self.node.as_ref().expect("until it is dropped")
+    }
+}
+
+impl Clone for Pin {
+    fn clone(&self) -> Self {
+        Self { tree: Arc::clone(&self.tree), node: Some(self.tree.nodes.pin(self.ino)) }
+    }
+}
+
+impl Pin {
+    /// Turns it into a reference that [`Tree::forget`] gives back.
+    pub(crate) fn keep(mut self) {
+        self.node = None;
+    }
+
+    /// Locks the state, which is in memory.
+    pub(crate) async fn lock(&self) -> Result<Locked> {
+        let mut state = Arc::clone(&self.state).lock_owned().await;
+        if state.is_none() {
+            let row = self.tree.load(self.ino).await?;
+            *state = Some(State::new(row));
+        }
+        Ok(Locked(state))
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        if let Some(node) = self.node.take() {
+            self.tree.forget(node.ino, 1);
+        }
+    }
+}
+
+impl Tree {
+    /// A reference on an inode that has a row.
+    pub(crate) fn pin(self: &Arc<Self>, ino: u64) -> Pin {
+        Pin { tree: Arc::clone(self), node: Some(self.nodes.pin(ino)) }
+    }
+
+    /// A reference on an inode that its caller has one on.
+    pub(crate) fn pin_used(self: &Arc<Self>, ino: u64, op: &'static str) -> Result<Pin> {
+        if ino == store::ObjectId::ROOT.0 {
+            return Ok(self.pin(ino));
+        }
+        let node = self.nodes.pin_used(ino).ok_or_else(|| Error::new(ErrorKind::Stale, op))?;
+        Ok(Pin { tree: Arc::clone(self), node: Some(node) })
+    }
+
+    /// A reference on an inode that is new.
+    pub(crate) async fn pin_new(self: &Arc<Self>, ino: u64, new: State) -> (Pin, Locked) {
+        let pin = self.pin(ino);
+        let mut state = Arc::clone(&pin.state).lock_owned().await;
+        *state = Some(new);
+        (pin, Locked(state))
+    }
+
+    /// Gives references back. An inode without names and references is removed.
+    pub(crate) fn forget(self: &Arc<Self>, ino: u64, n: u64) {
+        let Some(node) = self.nodes.unpin(ino, n) else { return };
+        // Nobody else can have it.
+        let is_gone = node.state.try_lock().is_ok_and(|s| s.as_ref().is_some_and(|s| s.row.nlink == 0));
+        if is_gone {
+            let tree = Arc::clone(self);
+            self.runtime.spawn(async move { tree.reap(ino).await });
+        }
+    }
+}
+
+/// Locks several inodes, in the order of their numbers; the answer is in the order of `pins`, and
+/// the same inode twice is locked once.
+pub(crate) struct LockedNodes(Vec<(u64, Locked)>);
+
+impl LockedNodes {
+    pub(crate) async fn lock(pins: &[&Pin]) -> Result<Self> {
+        let mut sorted: Vec<&Pin> = pins.to_vec();
+        sorted.sort_by_key(|pin| pin.ino);
+        sorted.dedup_by_key(|pin| pin.ino);
+        let mut locked = Vec::with_capacity(sorted.len());
+        for pin in sorted {
+            locked.push((pin.ino, pin.lock().await?));
+        }
+        Ok(Self(locked))
+    }
+
+    /// The state of one of them.
+    pub(crate) fn of(&mut self, ino: u64) -> &mut State {
+        let found = self.0.iter_mut().find(|(locked, _)| *locked == ino);
+        &mut found.expect("it was locked with the others").1
+    }
+}

@@ -1,0 +1,112 @@
+//! Data that waits for its extents: bounded for the volume, found by a sync.
+
+use std::collections::HashMap;
+
+use store::{Error, ErrorKind, Result};
+use sync::Mutex;
+use tokio::sync::Notify;
+
+use crate::node::Pin;
+
+/// Bytes of written data without extents, from which on writers wait.
+const BYTES_MAX: u64 = 64 << 20;
+
+/// The files with such data.
+#[derive(Debug, Default)]
+pub(crate) struct Pending {
+    state: Mutex<State>,
+    /// Room was made, or the volume was given up.
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    bytes: u64,
+    files: HashMap<u64, Pin>,
+    failed: Option<Error>,
+}
+
+impl Pending {
+    /// Takes room for `bytes`, once there is some; says whether more than half is taken.
+    pub(crate) async fn take(&self, bytes: u64) -> Result<bool> {
+        loop {
+            let changed = self.changed.notified();
+            {
+                let mut state = self.state.lock();
+                if let Some(error) = &state.failed {
+                    return Err(error.clone());
+                }
+                // A larger write than all of it goes alone.
+                if state.bytes == 0 || state.bytes + bytes <= BYTES_MAX {
+                    state.bytes += bytes;
+                    return Ok(state.bytes > BYTES_MAX / 2);
+                }
+            }
+            changed.await;
+        }
+    }
+
+    pub(crate) fn give(&self, bytes: u64) {
+        self.state.lock().bytes -= bytes;
+        self.changed.notify_waiters();
+    }
+
+    /// A file has data without extents.
+    pub(crate) fn add(&self, pin: &Pin) {
+        let is_new = !self.state.lock().files.contains_key(&pin.ino);
+        if is_new {
+            let pin = pin.clone();
+            let _was_added_meanwhile = self.state.lock().files.insert(pin.ino, pin);
+        }
+    }
+
+    /// It has none any more.
+    pub(crate) fn remove(&self, ino: u64) {
+        let gone = self.state.lock().files.remove(&ino);
+        drop(gone);
+    }
+
+    /// All files that have some.
+    pub(crate) fn files(&self) -> Vec<Pin> {
+        self.state.lock().files.values().cloned().collect()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state.lock().files.is_empty()
+    }
+
+    /// Bytes without extents.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.state.lock().bytes
+    }
+
+    /// Gives all of it up: writers get this error.
+    pub(crate) fn fail(&self, error: Error) {
+        self.state.lock().failed.get_or_insert(error);
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until the volume is given up.
+    pub(crate) async fn failed(&self) -> Error {
+        loop {
+            let changed = self.changed.notified();
+            if let Err(error) = self.failure() {
+                return error;
+            }
+            changed.await;
+        }
+    }
+
+    /// Why nothing is taken any more.
+    pub(crate) fn failure(&self) -> Result<()> {
+        match &self.state.lock().failed {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A volume that was given up.
+pub(crate) fn given_up() -> Error {
+    Error::with(ErrorKind::Io, "write data", "the volume was given up")
+}

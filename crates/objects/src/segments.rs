@@ -1,0 +1,149 @@
+//! Bulk data: segments are written once, and read in parts.
+//!
+//! A segment is encoded extents, one behind the other, then a footer that says of which inode and
+//! offset each was, for a volume whose metadata is damaged.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use lru::LruCache;
+use object_store::PutPayload;
+use serde::{Deserialize, Serialize};
+use store::{Error, ErrorKind, Result};
+use sync::Mutex;
+use sync::atomic::{AtomicU64, Ordering};
+
+use crate::bucket::{Bucket, Condition};
+use crate::codec::{ChunkTable, Codec};
+use crate::log::CommitLog;
+use crate::rows::{self, Object, Stored};
+
+/// The longest extent.
+pub(crate) const EXTENT_BYTES_MAX: usize = 8 << 20;
+/// How much is read at a time, in plain bytes: what is asked for begins in it.
+const WINDOW: u32 = 1 << 20;
+/// Windows that are kept for the next read.
+const WINDOWS: usize = 32;
+
+/// What a footer says of an extent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FooterRow {
+    pub(crate) ino: u64,
+    pub(crate) start: u64,
+    pub(crate) at: u32,
+    pub(crate) len: u32,
+}
+
+/// The data of a volume.
+#[derive(Debug)]
+pub(crate) struct Segments {
+    bucket: Bucket,
+    codec: Codec,
+    log: Arc<CommitLog>,
+    epoch: u64,
+    next: AtomicU64,
+    windows: Mutex<LruCache<(Object, u32, u32), Bytes>>,
+}
+
+fn name(epoch: u64, number: u64) -> String {
+    format!("seg/{:02x}/{epoch:016x}/{number:016x}", number & 0xff)
+}
+
+impl Segments {
+    pub(crate) fn new(bucket: Bucket, codec: Codec, log: Arc<CommitLog>, epoch: u64) -> Self {
+        let windows = Mutex::new(LruCache::new(std::num::NonZeroUsize::new(WINDOWS).expect("some")));
+        Self { bucket, codec, log, epoch, next: AtomicU64::new(0), windows }
+    }
+
+    /// Puts data into the log's open object: it is durable with the rows that are written next.
+    pub(crate) async fn put_small(&self, data: &[u8]) -> Result<Stored> {
+        let (encoded, table) = self.codec.encode(data);
+        let (number, at) = self.log.put(&encoded).await?;
+        Ok(Stored { object: Object::Log(number), at, len: len_of(data), table: table.to_bytes() })
+    }
+
+    /// Writes extents of one inode to a segment of their own, and returns when it is durable.
+    pub(crate) async fn put_bulk(&self, ino: u64, extents: &[(u64, Bytes)]) -> Result<Vec<Stored>> {
+        // ORDERING: Relaxed, a number that is given once; nothing else is published with it.
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let object = Object::Segment(self.epoch, number);
+        let (mut parts, mut stored, mut footer, mut at) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        for (start, data) in extents {
+            let (encoded, table) = self.codec.encode(data);
+            let len = len_of(data);
+            stored.push(Stored { object, at, len, table: table.to_bytes() });
+            footer.push(FooterRow { ino, start: *start, at, len });
+            at += len_of(&encoded);
+            parts.push(encoded);
+        }
+        let footer = self.codec.seal(b"footer", &rows::to_bytes(&footer));
+        let mut end = BytesMut::from(&footer[..]);
+        end.extend_from_slice(&len_of(&footer).to_be_bytes());
+        end.extend_from_slice(b"WTsg");
+        parts.push(end.freeze());
+        let name = name(self.epoch, number);
+        match self.bucket.create(&name, PutPayload::from_iter(parts)).await? {
+            // No other holder has this epoch: an attempt whose answer was lost made it.
+            Condition::Met(_) | Condition::Failed { .. } => Ok(stored),
+        }
+    }
+
+    /// Reads a part of an extent.
+    pub(crate) async fn read(&self, stored: &Stored, part: Range<u32>, out: &mut [u8]) -> Result<()> {
+        if part.end > stored.len || part.start > part.end {
+            return Err(rows::corrupted("an extent"));
+        }
+        let mut at = part.start;
+        while at < part.end {
+            let window = at / WINDOW * WINDOW..(at / WINDOW * WINDOW).saturating_add(WINDOW).min(stored.len);
+            let data = self.window(stored, window.clone()).await?;
+            let end = part.end.min(window.end);
+            let (from, to) = ((at - window.start) as usize, (end - window.start) as usize);
+            out[(at - part.start) as usize..(end - part.start) as usize].copy_from_slice(&data[from..to]);
+            at = end;
+        }
+        Ok(())
+    }
+
+    async fn window(&self, stored: &Stored, window: Range<u32>) -> Result<Bytes> {
+        let key = (stored.object, stored.at, window.start);
+        if let Some(data) = self.windows.lock().get(&key) {
+            return Ok(data.clone());
+        }
+        let table = ChunkTable::from_bytes(&stored.table)?;
+        let (range, first) = self.codec.stored_range(&table, stored.len, window.clone())?;
+        let range =
+            u64::from(stored.at) + u64::from(range.start)..u64::from(stored.at) + u64::from(range.end);
+        let encoded = self.fetch(stored.object, range).await?;
+        let mut plain = vec![0; window.len()];
+        let decoded = self.codec.decode(&table, stored.len, first, &encoded, window, &mut plain);
+        decoded.map_err(|error| {
+            let why = error.detail().unwrap_or("it is corrupted");
+            Error::with(ErrorKind::Io, "read data", format!("object {}: {why}", object_name(stored.object)))
+        })?;
+        let plain = Bytes::from(plain);
+        self.windows.lock().put(key, plain.clone());
+        Ok(plain)
+    }
+
+    async fn fetch(&self, object: Object, range: Range<u64>) -> Result<Bytes> {
+        if let Object::Log(number) = object
+            && let Some(bytes) = self.log.get(number, range.clone())
+        {
+            return Ok(bytes);
+        }
+        self.bucket.get_range(&object_name(object), range).await
+    }
+}
+
+fn object_name(object: Object) -> String {
+    match object {
+        Object::Log(number) => crate::log::object::name(number),
+        Object::Segment(epoch, number) => name(epoch, number),
+    }
+}
+
+fn len_of(bytes: &[u8]) -> u32 {
+    u32::try_from(bytes.len()).expect("an extent is bounded")
+}

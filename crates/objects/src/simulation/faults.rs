@@ -1,0 +1,203 @@
+//! A bucket whose requests are slow, fail, are carried out without an answer, or later.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use sync::Mutex;
+
+/// Numbers by a seed (splitmix64).
+#[derive(Debug, Clone)]
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub(super) fn below(&mut self, n: usize) -> usize {
+        usize::try_from(self.next() % n as u64).expect("below a usize")
+    }
+}
+
+/// A PUT that was sent and not carried out yet.
+type Late = (Path, PutPayload, PutOptions);
+
+/// The bucket of all hosts.
+#[derive(Debug)]
+pub(super) struct World {
+    objects: Arc<InMemory>,
+    random: Mutex<Random>,
+    late: Mutex<Vec<Late>>,
+    is_healed: AtomicBool,
+}
+
+impl World {
+    pub(super) fn new(objects: Arc<InMemory>, seed: u64) -> Arc<Self> {
+        let random = Mutex::new(Random::new(!seed));
+        Arc::new(Self { objects, random, late: Mutex::default(), is_healed: AtomicBool::new(false) })
+    }
+
+    /// No request fails from now on.
+    pub(super) fn heal(&self) {
+        // ORDERING: Relaxed, the simulation is one thread.
+        self.is_healed.store(true, Ordering::Relaxed);
+    }
+
+    fn below(&self, n: usize) -> usize {
+        self.random.lock().below(n)
+    }
+
+    /// What becomes of a request.
+    fn fate(&self) -> Fate {
+        // ORDERING: as above.
+        if self.is_healed.load(Ordering::Relaxed) {
+            return Fate::Answered;
+        }
+        match self.below(100) {
+            0..3 => Fate::NotSent,
+            3..6 => Fate::AnswerLost,
+            6..8 => Fate::Late,
+            8..10 => Fate::Stalled,
+            _ => Fate::Answered,
+        }
+    }
+
+    async fn delay(&self, is_stalled: bool) {
+        let range = if is_stalled { 20_000 } else { 120 };
+        let millis = self.below(range) as u64;
+        tokio::time::sleep(Duration::from_millis(millis)).await;
+    }
+
+    /// Carries out what came late.
+    async fn carry_out_late(&self) {
+        if self.below(4) != 0 {
+            return;
+        }
+        let late = {
+            let mut late = self.late.lock();
+            if late.is_empty() { None } else { Some(late.remove(0)) }
+        };
+        if let Some((path, payload, options)) = late {
+            let _its_sender_is_gone = self.objects.put_opts(&path, payload, options).await;
+        }
+    }
+}
+
+enum Fate {
+    Answered,
+    NotSent,
+    AnswerLost,
+    Late,
+    Stalled,
+}
+
+fn lost() -> Error {
+    Error::Generic { store: "simulated", source: "the connection was lost".into() }
+}
+
+/// One host's way to the bucket.
+#[derive(Debug)]
+pub(super) struct FaultyObjects {
+    world: Arc<World>,
+}
+
+impl FaultyObjects {
+    pub(super) fn new(world: &Arc<World>) -> Self {
+        Self { world: Arc::clone(world) }
+    }
+
+    /// Waits as a request does; fails if its answer does.
+    async fn request(&self) -> Result<()> {
+        self.world.carry_out_late().await;
+        let fate = self.world.fate();
+        self.world.delay(matches!(fate, Fate::Stalled)).await;
+        match fate {
+            Fate::NotSent | Fate::AnswerLost | Fate::Late => Err(lost()),
+            Fate::Answered | Fate::Stalled => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for FaultyObjects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("simulated")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for FaultyObjects {
+    async fn put_opts(&self, path: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+        let world = &self.world;
+        world.carry_out_late().await;
+        let fate = world.fate();
+        world.delay(matches!(fate, Fate::Stalled)).await;
+        match fate {
+            Fate::NotSent => return Err(lost()),
+            Fate::Late => {
+                world.late.lock().push((path.clone(), payload, options));
+                return Err(lost());
+            }
+            _ => {}
+        }
+        let put = world.objects.put_opts(path, payload, options).await;
+        world.delay(false).await;
+        if matches!(fate, Fate::AnswerLost) { Err(lost()) } else { put }
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        path: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.request().await?;
+        self.world.objects.put_multipart_opts(path, options).await
+    }
+
+    async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        self.request().await?;
+        self.world.objects.get_opts(path, options).await
+    }
+
+    async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        self.request().await?;
+        self.world.objects.get_ranges(path, ranges).await
+    }
+
+    fn delete_stream(&self, paths: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.world.objects.delete_stream(paths)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.world.objects.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.request().await?;
+        self.world.objects.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.request().await?;
+        self.world.objects.copy_opts(from, to, options).await
+    }
+}

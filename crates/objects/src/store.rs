@@ -1,0 +1,367 @@
+//! The store trait over a volume in a bucket: each call waits on its own thread until it has ended.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::io::IoSlice;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use store::{
+    Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, Entry, Error, ErrorKind, File, FileType,
+    Name, NewNode, ObjectId, RenameFlags, Result, Seek, SetAttr, SetXattr, StatFs, Store,
+};
+use sync::Mutex;
+use tokio::runtime::Handle;
+
+use crate::mount::Mounted;
+use crate::node::Pin;
+use crate::rows::{self, EntryRow, Kind, entry_key};
+use crate::tree::Tree;
+
+/// Unit of the sizes that [`Store::statfs`] returns.
+const FRAGMENT: u32 = 4096;
+/// The size of a bucket, which has none.
+const SIZE_SHOWN: u64 = 1 << 50;
+/// Names that are read at a time.
+const LIST_BATCH: usize = 512;
+/// Batches that an open directory keeps.
+const LIST_BATCHES: usize = 128;
+
+/// Waits for a future on this thread, with the runtime's timers and tasks at hand.
+pub(crate) fn wait<F: Future>(runtime: &Handle, future: F) -> F::Output {
+    let _runtime = runtime.enter();
+    futures_executor::block_on(future)
+}
+
+/// A store in a bucket.
+#[derive(Debug)]
+pub(crate) struct BucketStore {
+    url: String,
+    mounted: Arc<Mounted>,
+    tree: Arc<Tree>,
+    runtime: Handle,
+}
+
+impl BucketStore {
+    pub(crate) fn new(url: String, mounted: Arc<Mounted>, runtime: Handle) -> Arc<Self> {
+        Arc::new(Self { url, tree: Arc::clone(mounted.tree()), mounted, runtime })
+    }
+
+    fn wait<F: Future>(&self, future: F) -> F::Output {
+        wait(&self.runtime, future)
+    }
+
+    fn file(&self, pin: Pin) -> Arc<BucketFile> {
+        Arc::new(BucketFile { tree: Arc::clone(&self.tree), pin, runtime: self.runtime.clone() })
+    }
+
+    fn created(&self, entry: Entry) -> Result<Created> {
+        let file = self.file(self.tree.pin_used(entry.id.0, "create")?);
+        Ok(Created { entry, file })
+    }
+}
+
+impl Store for BucketStore {
+    fn describe(&self) -> String {
+        self.url.clone()
+    }
+
+    fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
+        self.wait(self.tree.lookup(parent, name))
+    }
+
+    fn recall(&self, id: ObjectId) -> Result<Entry> {
+        self.wait(self.tree.recall(id.0))
+    }
+
+    fn recall_parent(&self, id: ObjectId) -> Result<Entry> {
+        self.wait(self.tree.recall_parent(id.0))
+    }
+
+    fn forget(&self, id: ObjectId, n: u64) {
+        self.tree.forget(id.0, n);
+    }
+
+    fn attr(&self, id: ObjectId) -> Result<Attr> {
+        self.wait(self.tree.attr(id))
+    }
+
+    fn set_attr(&self, id: ObjectId, set: &SetAttr) -> Result<Attr> {
+        self.wait(self.tree.set_attr(id, set))
+    }
+
+    fn create(&self, parent: ObjectId, name: Name<'_>, perm: u32, creator: Creator) -> Result<Created> {
+        let what = NewNode::Special { kind: FileType::Regular, rdev: 0 };
+        self.created(self.wait(self.tree.make(parent, name, what, perm, creator))?)
+    }
+
+    fn tmpfile(&self, parent: ObjectId, perm: u32, creator: Creator) -> Result<Created> {
+        self.created(self.wait(self.tree.tmpfile(parent, perm, creator))?)
+    }
+
+    fn make(
+        &self,
+        parent: ObjectId,
+        name: Name<'_>,
+        what: NewNode<'_>,
+        perm: u32,
+        creator: Creator,
+    ) -> Result<Entry> {
+        self.wait(self.tree.make(parent, name, what, perm, creator))
+    }
+
+    fn link(&self, id: ObjectId, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
+        self.wait(self.tree.link(id, parent, name))
+    }
+
+    fn unlink(&self, parent: ObjectId, name: Name<'_>) -> Result<()> {
+        self.wait(self.tree.remove(parent, name, false))
+    }
+
+    fn rmdir(&self, parent: ObjectId, name: Name<'_>) -> Result<()> {
+        self.wait(self.tree.remove(parent, name, true))
+    }
+
+    fn rename(
+        &self,
+        parent: ObjectId,
+        name: Name<'_>,
+        new_parent: ObjectId,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.wait(self.tree.rename(parent, name, new_parent, new_name, flags))
+    }
+
+    fn read_link(&self, id: ObjectId) -> Result<OsString> {
+        self.wait(self.tree.read_link(id))
+    }
+
+    fn open(&self, id: ObjectId, _access: Access) -> Result<Arc<dyn File>> {
+        let op = "open";
+        let pin = self.tree.pin_used(id.0, op)?;
+        let kind = self.wait(pin.lock())?.row.kind;
+        let kind = match kind {
+            Kind::Regular => return Ok(self.file(pin)),
+            Kind::Directory => ErrorKind::IsDirectory,
+            Kind::Symlink => ErrorKind::Loop,
+            _ => ErrorKind::Invalid,
+        };
+        Err(Error::new(kind, op))
+    }
+
+    fn open_dir(&self, id: ObjectId) -> Result<Arc<dyn Dir>> {
+        let op = "open dir";
+        let pin = self.tree.pin_used(id.0, op)?;
+        if !self.wait(pin.lock())?.row.is_dir() {
+            return Err(Error::new(ErrorKind::NotDirectory, op));
+        }
+        let names = Mutex::new(Names::default());
+        Ok(Arc::new(BucketDir { tree: Arc::clone(&self.tree), pin, runtime: self.runtime.clone(), names }))
+    }
+
+    fn sync_dir(&self, id: ObjectId) -> Result<()> {
+        self.open_dir(id)?;
+        self.wait(self.tree.engine.commit())
+    }
+
+    fn copy_range(&self, src: ObjectId, src_off: u64, dst: ObjectId, dst_off: u64, len: u64) -> Result<u64> {
+        let op = "copy range";
+        let (src, dst) = (self.tree.pin_used(src.0, op)?, self.tree.pin_used(dst.0, op)?);
+        self.wait(self.tree.copy_range((&src, src_off), (&dst, dst_off), len))
+    }
+
+    fn get_xattr(&self, id: ObjectId, name: &OsStr) -> Result<Vec<u8>> {
+        self.wait(self.tree.get_xattr(id, name))
+    }
+
+    fn set_xattr(&self, id: ObjectId, name: &OsStr, value: &[u8], how: SetXattr) -> Result<()> {
+        self.wait(self.tree.set_xattr(id, name, value, how))
+    }
+
+    fn list_xattr(&self, id: ObjectId) -> Result<Vec<u8>> {
+        self.wait(self.tree.list_xattr(id))
+    }
+
+    fn remove_xattr(&self, id: ObjectId, name: &OsStr) -> Result<()> {
+        self.wait(self.tree.remove_xattr(id, name))
+    }
+
+    fn path_of(&self, id: ObjectId) -> Option<PathBuf> {
+        self.wait(self.tree.path_of(id))
+    }
+
+    fn statfs(&self) -> Result<StatFs> {
+        let totals = *self.tree.totals.lock();
+        let unit = u64::from(FRAGMENT);
+        let used = u64::try_from(totals.bytes).unwrap_or(0).saturating_add(self.tree.pending.bytes());
+        let size = self.tree.size_max.unwrap_or(SIZE_SHOWN);
+        let free = size.saturating_sub(used) / unit;
+        let files = u64::try_from(totals.inodes).unwrap_or(0);
+        let ffree = u64::from(u32::MAX);
+        Ok(StatFs {
+            frsize: FRAGMENT,
+            bsize: FRAGMENT,
+            blocks: size / unit,
+            bfree: free,
+            bavail: free,
+            files: files + ffree,
+            ffree,
+            namelen: 255,
+        })
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.wait(self.tree.sync_all())
+    }
+
+    fn abort(&self) {
+        self.mounted.abort();
+    }
+
+    fn close(&self) {
+        self.wait(self.mounted.close());
+    }
+}
+
+/// An open file.
+#[derive(Debug)]
+struct BucketFile {
+    tree: Arc<Tree>,
+    pin: Pin,
+    runtime: Handle,
+}
+
+impl File for BucketFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        wait(&self.runtime, self.tree.read_at(&self.pin, buf, offset))
+    }
+
+    fn write_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> Result<()> {
+        wait(&self.runtime, self.tree.write_at(&self.pin, bufs, offset))
+    }
+
+    fn allocate(&self, mode: AllocateMode, offset: u64, len: u64) -> Result<()> {
+        wait(&self.runtime, self.tree.allocate(&self.pin, mode, offset, len))
+    }
+
+    fn seek(&self, what: Seek, offset: u64) -> Result<u64> {
+        wait(&self.runtime, self.tree.seek(&self.pin, what, offset))
+    }
+
+    fn sync(&self, _data_only: bool) -> Result<()> {
+        wait(&self.runtime, self.tree.sync_file(&self.pin))
+    }
+}
+
+/// An open directory.
+#[derive(Debug)]
+struct BucketDir {
+    tree: Arc<Tree>,
+    pin: Pin,
+    runtime: Handle,
+    names: Mutex<Names>,
+}
+
+/// Names that were read, in batches. A cookie is a name's place in the order in which they were
+/// read, behind `.` and `..`.
+#[derive(Debug, Default)]
+struct Names {
+    /// The last name of each batch: the next begins behind it.
+    lasts: Vec<OsString>,
+    /// The latest batches, by number.
+    kept: VecDeque<(usize, Arc<Vec<(OsString, EntryRow)>>)>,
+}
+
+impl Names {
+    fn kept(&self, number: usize) -> Option<Arc<Vec<(OsString, EntryRow)>>> {
+        self.kept.iter().find(|(kept, _)| *kept == number).map(|(_, batch)| Arc::clone(batch))
+    }
+
+    fn keep(&mut self, number: usize, batch: &Arc<Vec<(OsString, EntryRow)>>) {
+        if let Some((last, _)) = batch.last()
+            && number == self.lasts.len()
+            && batch.len() == LIST_BATCH
+        {
+            self.lasts.push(last.clone());
+        }
+        self.kept.push_back((number, Arc::clone(batch)));
+        if self.kept.len() > LIST_BATCHES {
+            self.kept.pop_front();
+        }
+    }
+}
+
+impl BucketDir {
+    fn batch(&self, number: usize) -> Result<Arc<Vec<(OsString, EntryRow)>>> {
+        let after = {
+            let names = self.names.lock();
+            if let Some(batch) = names.kept(number) {
+                return Ok(batch);
+            }
+            match number.checked_sub(1) {
+                None => None,
+                Some(before) => match names.lasts.get(before) {
+                    Some(last) => Some(last.clone()),
+                    // A short batch is the last.
+                    None => return Ok(Arc::default()),
+                },
+            }
+        };
+        let mut range = rows::keys_of(b'D', self.pin.ino);
+        if let Some(after) = after {
+            range.start = entry_key(self.pin.ino, &after);
+            range.start.push(0);
+        }
+        let rows = wait(&self.runtime, self.tree.engine.scan(range, LIST_BATCH))?;
+        let batch: Result<Vec<_>> = rows
+            .iter()
+            .map(|(key, row)| {
+                let name = OsString::from_vec(rows::rest_of(key).to_vec());
+                Ok((name, rows::from_bytes(row, "a directory entry")?))
+            })
+            .collect();
+        let batch = Arc::new(batch?);
+        self.names.lock().keep(number, &batch);
+        Ok(batch)
+    }
+}
+
+impl Dir for BucketDir {
+    fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
+        let dir = |name: &str, ino: u64, next: u64| DirEntry {
+            name: name.into(),
+            ino,
+            kind: Some(FileType::Directory),
+            next,
+        };
+        if offset == 0 {
+            *self.names.lock() = Names::default();
+        }
+        if offset < 1 && !sink(dir(".", self.pin.ino, 1)) {
+            return Ok(());
+        }
+        if offset < 2 {
+            let parent = wait(&self.runtime, self.pin.lock())?.row.parent;
+            if !sink(dir("..", parent, 2)) {
+                return Ok(());
+            }
+        }
+        let mut at = usize::try_from(offset.max(2) - 2).unwrap_or(usize::MAX);
+        loop {
+            let batch = self.batch(at / LIST_BATCH)?;
+            let rest = batch.get(at % LIST_BATCH..).unwrap_or_default();
+            if rest.is_empty() {
+                return Ok(());
+            }
+            for (name, entry) in rest {
+                at += 1;
+                let (name, kind) = (name.clone(), Some(entry.kind.into()));
+                if !sink(DirEntry { name, ino: entry.ino, kind, next: at as u64 + 2 }) {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,526 @@
+//! The tree: names, attributes, extended attributes.
+//!
+//! Each change is one batch of rows: it is made whole or not at all. The engine shows it to later
+//! calls at once; it is durable with the next commit.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::sync::Arc;
+
+use store::{
+    Attr, Creator, Entry, Error, ErrorKind, FileType, Name, NewNode, ObjectId, Result, SetAttr, TimeSet,
+    Timestamp,
+};
+use sync::Mutex;
+use sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::Mutex as AsyncMutex;
+
+use crate::engine::{Batch, Engine};
+use crate::node::{LockedNodes, Nodes, Pin, State};
+use crate::pending::Pending;
+use crate::rows::{self, EntryRow, InodeRow, Kind, Totals, entry_key, inode_key, orphan_key, to_bytes};
+use crate::segments::Segments;
+
+const SET_UID: u32 = 0o4000;
+const SET_GID: u32 = 0o2000;
+const GROUP_EXEC: u32 = 0o010;
+const ROOT: u64 = ObjectId::ROOT.0;
+/// The most names of one inode.
+const NLINK_MAX: u32 = 1 << 31;
+/// Rows that are removed at a time.
+const REAP_BATCH: usize = 1024;
+/// Inode numbers that a holder has for itself. The numbers of the first two million holders stay
+/// below 2^53, which a floating-point number holds exactly.
+const INODES_PER_EPOCH: u64 = 1 << 32;
+
+/// The tree of a volume.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) segments: Segments,
+    pub(crate) nodes: Nodes,
+    pub(crate) pending: Pending,
+    pub(crate) runtime: tokio::runtime::Handle,
+    /// Renames of directories, one at a time: none puts a directory below itself.
+    pub(crate) renames: AsyncMutex<()>,
+    pub(crate) totals: Mutex<Totals>,
+    pub(crate) size_max: Option<u64>,
+    next_ino: AtomicU64,
+}
+
+pub(crate) fn now() -> rows::Time {
+    Timestamp::now().into()
+}
+
+pub(crate) fn fail<T>(kind: ErrorKind, op: &'static str) -> Result<T> {
+    Err(Error::new(kind, op))
+}
+
+impl Tree {
+    /// The tree over an engine, whose holder has this epoch.
+    pub(crate) async fn open(
+        engine: Arc<dyn Engine>,
+        segments: Segments,
+        epoch: u64,
+        size_max: Option<u64>,
+    ) -> Result<Arc<Self>> {
+        let totals = engine.totals().await?;
+        let first = epoch.checked_mul(INODES_PER_EPOCH).ok_or_else(|| rows::corrupted("the epoch"))?;
+        let tree = Arc::new(Self {
+            engine,
+            segments,
+            nodes: Nodes::default(),
+            pending: Pending::default(),
+            runtime: tokio::runtime::Handle::current(),
+            renames: AsyncMutex::new(()),
+            totals: Mutex::new(totals),
+            size_max,
+            next_ino: AtomicU64::new(first.max(2)),
+        });
+        tree.make_root().await?;
+        tree.reap_all().await?;
+        Ok(tree)
+    }
+
+    /// Makes the root of a new volume: it belongs to this process.
+    async fn make_root(&self) -> Result<()> {
+        if self.engine.get(&inode_key(ROOT)).await?.is_some() {
+            return Ok(());
+        }
+        let creator = Creator {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            umask: 0,
+        };
+        let row = InodeRow { nlink: 2, parent: ROOT, ..new_row(Kind::Directory, 0o755, creator) };
+        let mut batch = Batch::default();
+        batch.put(inode_key(ROOT), to_bytes(&row));
+        batch.totals.inodes = 1;
+        self.write(batch).await
+    }
+
+    /// The row of an inode.
+    pub(crate) async fn load(&self, ino: u64) -> Result<InodeRow> {
+        let row = self.engine.get(&inode_key(ino)).await?;
+        rows::from_bytes(&row.ok_or_else(|| Error::new(ErrorKind::Stale, "find inode"))?, "an inode")
+    }
+
+    pub(crate) async fn write(&self, batch: Batch) -> Result<()> {
+        let change = batch.totals;
+        self.engine.write(batch).await?;
+        let mut totals = self.totals.lock();
+        totals.bytes += change.bytes;
+        totals.inodes += change.inodes;
+        Ok(())
+    }
+
+    pub(crate) fn new_ino(&self) -> u64 {
+        // ORDERING: Relaxed, a number that is given once; nothing else is published with it.
+        self.next_ino.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// What `name` names in a directory.
+    pub(crate) async fn entry(&self, dir: u64, name: &OsStr) -> Result<Option<EntryRow>> {
+        let row = self.engine.get(&entry_key(dir, name)).await?;
+        row.map(|row| rows::from_bytes(&row, "a directory entry")).transpose()
+    }
+
+    /// What `name` names in a directory, with a reference.
+    pub(crate) async fn child(self: &Arc<Self>, dir: u64, name: &OsStr, op: &'static str) -> Result<Pin> {
+        let entry = self.entry(dir, name).await?.ok_or_else(|| Error::new(ErrorKind::NotFound, op))?;
+        Ok(self.pin(entry.ino))
+    }
+
+    /// Whether a directory has a name.
+    pub(crate) async fn has_entries(&self, dir: u64) -> Result<bool> {
+        Ok(!self.engine.scan(rows::keys_of(b'D', dir), 1).await?.is_empty())
+    }
+
+    pub(crate) async fn lookup(self: &Arc<Self>, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
+        let op = "lookup";
+        let dir = self.pin_used(parent.0, op)?;
+        if !dir.lock().await?.row.is_dir() {
+            return fail(ErrorKind::NotDirectory, op);
+        }
+        let child = self.child(parent.0, name.as_os_str(), op).await?;
+        self.refer(child).await.map_err(|error| match error.kind() {
+            // Removed since its name was found.
+            ErrorKind::Stale => Error::new(ErrorKind::NotFound, op),
+            _ => error,
+        })
+    }
+
+    /// The entry of an inode, with the reference.
+    pub(crate) async fn refer(&self, pin: Pin) -> Result<Entry> {
+        let attr = pin.lock().await?.row.attr(pin.ino);
+        let id = ObjectId(pin.ino);
+        pin.keep();
+        Ok(Entry { id, attr, generation: 0 })
+    }
+
+    pub(crate) async fn recall(self: &Arc<Self>, ino: u64) -> Result<Entry> {
+        if let Ok(pin) = self.pin_used(ino, "recall") {
+            return self.refer(pin).await;
+        }
+        let pin = self.pin(ino);
+        if pin.lock().await?.row.nlink == 0 {
+            return fail(ErrorKind::Stale, "recall");
+        }
+        self.refer(pin).await
+    }
+
+    pub(crate) async fn recall_parent(self: &Arc<Self>, ino: u64) -> Result<Entry> {
+        let op = "recall parent";
+        let pin = self.pin(ino);
+        let row = pin.lock().await?.row.clone();
+        if !row.is_dir() || row.nlink == 0 || ino == ROOT {
+            return fail(ErrorKind::Stale, op);
+        }
+        self.refer(self.pin(row.parent)).await
+    }
+
+    pub(crate) async fn attr(self: &Arc<Self>, id: ObjectId) -> Result<Attr> {
+        Ok(self.pin_used(id.0, "attr")?.lock().await?.row.attr(id.0))
+    }
+
+    /// Makes `name` in `parent`; its caller has a reference.
+    pub(crate) async fn make(
+        self: &Arc<Self>,
+        parent: ObjectId,
+        name: Name<'_>,
+        what: NewNode<'_>,
+        perm: u32,
+        creator: Creator,
+    ) -> Result<Entry> {
+        let op = "make";
+        let name = name.as_os_str();
+        let dir = self.pin_used(parent.0, op)?;
+        let mut dir_state = dir.lock().await?;
+        if !dir_state.row.is_dir() {
+            return fail(ErrorKind::NotDirectory, op);
+        }
+        // A removed directory gets no entries.
+        if dir_state.row.nlink == 0 {
+            return fail(ErrorKind::NotFound, op);
+        }
+        if self.entry(parent.0, name).await?.is_some() {
+            return fail(ErrorKind::Exists, op);
+        }
+        let mut row = inherit(&dir_state.row, what, perm, creator)?;
+        let ino = self.new_ino();
+        let mut batch = Batch::default();
+        if row.is_dir() {
+            row.nlink = 2;
+            row.parent = parent.0;
+            dir_state.row.nlink += 1;
+        }
+        self.inherit_acl(parent.0, ino, &mut row, (perm, creator.umask), &mut batch).await?;
+        (dir_state.row.mtime, dir_state.row.ctime) = (row.ctime, row.ctime);
+        let kind = row.kind;
+        let (pin, state) = self.pin_new(ino, State::new(row)).await;
+        batch.put(inode_key(ino), state.stored());
+        batch.put(entry_key(parent.0, name), to_bytes(&EntryRow { ino, kind }));
+        batch.put(inode_key(parent.0), dir_state.stored());
+        batch.totals.inodes = 1;
+        self.write(batch).await?;
+        drop((state, dir_state));
+        self.refer(pin).await
+    }
+
+    /// Makes a regular file without a name; its caller has a reference.
+    pub(crate) async fn tmpfile(
+        self: &Arc<Self>,
+        parent: ObjectId,
+        perm: u32,
+        creator: Creator,
+    ) -> Result<Entry> {
+        let op = "tmpfile";
+        let dir = self.pin_used(parent.0, op)?;
+        let dir_row = dir.lock().await?.row.clone();
+        if !dir_row.is_dir() {
+            return fail(ErrorKind::NotDirectory, op);
+        }
+        let what = NewNode::Special { kind: FileType::Regular, rdev: 0 };
+        let mut row = inherit(&dir_row, what, perm, creator)?;
+        row.nlink = 0;
+        let ino = self.new_ino();
+        let mut batch = Batch::default();
+        self.inherit_acl(parent.0, ino, &mut row, (perm, creator.umask), &mut batch).await?;
+        let (pin, mut state) = self.pin_new(ino, State::new(row)).await;
+        state.is_tmpfile = true;
+        batch.put(inode_key(ino), state.stored());
+        batch.put(orphan_key(ino), bytes::Bytes::new());
+        batch.totals.inodes = 1;
+        self.write(batch).await?;
+        drop(state);
+        self.refer(pin).await
+    }
+
+    pub(crate) async fn link(
+        self: &Arc<Self>,
+        id: ObjectId,
+        parent: ObjectId,
+        name: Name<'_>,
+    ) -> Result<Entry> {
+        let op = "link";
+        let name = name.as_os_str();
+        let (node, dir) = (self.pin_used(id.0, op)?, self.pin_used(parent.0, op)?);
+        let mut locked = LockedNodes::lock(&[&node, &dir]).await?;
+        let dir_row = &locked.of(parent.0).row;
+        if !dir_row.is_dir() {
+            return fail(ErrorKind::NotDirectory, op);
+        }
+        if dir_row.nlink == 0 {
+            return fail(ErrorKind::NotFound, op);
+        }
+        if self.entry(parent.0, name).await?.is_some() {
+            return fail(ErrorKind::Exists, op);
+        }
+        let state = locked.of(id.0);
+        if state.row.is_dir() {
+            return fail(ErrorKind::NotPermitted, op);
+        }
+        if state.row.nlink == 0 && !state.is_tmpfile {
+            return fail(ErrorKind::NotFound, op);
+        }
+        if state.row.nlink >= NLINK_MAX {
+            return fail(ErrorKind::TooManyLinks, op);
+        }
+        let mut batch = Batch::default();
+        if state.row.nlink == 0 {
+            batch.delete(orphan_key(id.0));
+        }
+        state.is_tmpfile = false;
+        state.row.nlink += 1;
+        state.row.ctime = now();
+        let kind = state.row.kind;
+        batch.put(inode_key(id.0), state.stored());
+        batch.put(entry_key(parent.0, name), to_bytes(&EntryRow { ino: id.0, kind }));
+        touch(locked.of(parent.0));
+        batch.put(inode_key(parent.0), locked.of(parent.0).stored());
+        self.write(batch).await?;
+        drop(locked);
+        self.refer(node).await
+    }
+
+    pub(crate) async fn remove(
+        self: &Arc<Self>,
+        parent: ObjectId,
+        name: Name<'_>,
+        is_dir: bool,
+    ) -> Result<()> {
+        let op = if is_dir { "rmdir" } else { "unlink" };
+        let name = name.as_os_str();
+        let dir = self.pin_used(parent.0, op)?;
+        let (node, mut locked) = loop {
+            let node = self.child(parent.0, name, op).await?;
+            let locked = LockedNodes::lock(&[&dir, &node]).await;
+            // Another call may have changed the name since.
+            if self.entry(parent.0, name).await?.is_some_and(|entry| entry.ino == node.ino) {
+                break (node, locked?);
+            }
+        };
+        let row = &locked.of(node.ino).row;
+        match (row.is_dir(), is_dir) {
+            (true, false) => return fail(ErrorKind::IsDirectory, op),
+            (false, true) => return fail(ErrorKind::NotDirectory, op),
+            _ => {}
+        }
+        if is_dir && self.has_entries(node.ino).await? {
+            return fail(ErrorKind::NotEmpty, op);
+        }
+        let mut batch = Batch::default();
+        batch.delete(entry_key(parent.0, name));
+        unlinked(node.ino, locked.of(node.ino), &mut batch);
+        let dir_state = locked.of(parent.0);
+        if is_dir {
+            dir_state.row.nlink = dir_state.row.nlink.saturating_sub(1);
+        }
+        touch(dir_state);
+        batch.put(inode_key(parent.0), dir_state.stored());
+        self.write(batch).await
+    }
+
+    /// Removes an inode that has no name and no reference any more.
+    pub(crate) async fn reap(self: Arc<Self>, ino: u64) {
+        if let Err(error) = self.try_reap(ino).await {
+            // Its orphan row is there: the next mount removes it.
+            tracing::debug!(ino, %error, "a removed file's space is given back later");
+        }
+    }
+
+    async fn try_reap(&self, ino: u64) -> Result<()> {
+        loop {
+            let extents = self.engine.scan(rows::keys_of(b'E', ino), REAP_BATCH).await?;
+            let xattrs = self.engine.scan(rows::keys_of(b'X', ino), REAP_BATCH).await?;
+            let is_last = extents.len() < REAP_BATCH && xattrs.len() < REAP_BATCH;
+            let mut batch = Batch::default();
+            for (key, row) in extents {
+                let extent: rows::ExtentRow = rows::from_bytes(&row, "an extent")?;
+                batch.totals.bytes -= i64::try_from(extent.len).unwrap_or(i64::MAX);
+                batch.delete(key.to_vec());
+            }
+            xattrs.into_iter().for_each(|(key, _)| batch.delete(key.to_vec()));
+            if is_last {
+                batch.delete(inode_key(ino));
+                batch.delete(orphan_key(ino));
+                batch.totals.inodes = -1;
+            }
+            self.write(batch).await?;
+            if is_last {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Removes what earlier holders left without a name.
+    async fn reap_all(&self) -> Result<()> {
+        loop {
+            let orphans = self.engine.scan(rows::all_keys(b'O'), REAP_BATCH).await?;
+            if orphans.is_empty() {
+                return Ok(());
+            }
+            for (key, _) in orphans {
+                self.try_reap(rows::ino_of(&key)?).await?;
+            }
+        }
+    }
+
+    pub(crate) async fn read_link(self: &Arc<Self>, id: ObjectId) -> Result<OsString> {
+        let op = "read link";
+        let pin = self.pin_used(id.0, op)?;
+        let state = pin.lock().await?;
+        if state.row.kind != Kind::Symlink {
+            return fail(ErrorKind::Invalid, op);
+        }
+        Ok(OsString::from_vec(state.row.target.clone()))
+    }
+
+    /// Changes attributes other than the size.
+    pub(crate) async fn set_attr(self: &Arc<Self>, id: ObjectId, set: &SetAttr) -> Result<Attr> {
+        let op = "set attr";
+        if set.uid == Some(u32::MAX) || set.gid == Some(u32::MAX) {
+            return fail(ErrorKind::Invalid, op);
+        }
+        let pin = self.pin_used(id.0, op)?;
+        if let Some(size) = set.size {
+            self.set_size(&pin, size).await?;
+        }
+        let mut state = pin.lock().await?;
+        if set.perm.is_some() && state.row.kind == Kind::Symlink {
+            return fail(ErrorKind::Unsupported, op);
+        }
+        if *set == SetAttr::default() {
+            return Ok(state.row.attr(id.0));
+        }
+        let mut batch = Batch::default();
+        let row = &mut state.row;
+        row.ctime = now();
+        if set.uid.is_some() || set.gid.is_some() {
+            row.uid = set.uid.unwrap_or(row.uid);
+            row.gid = set.gid.unwrap_or(row.gid);
+            if !row.is_dir() {
+                row.perm &= !SET_UID;
+                if row.perm & GROUP_EXEC != 0 {
+                    row.perm &= !SET_GID;
+                }
+            }
+        }
+        if let Some(perm) = set.perm {
+            row.perm = perm & 0o7777;
+            self.chmod_acl(id.0, row.perm, &mut batch).await?;
+        }
+        let changed = row.ctime;
+        let time = |set: Option<TimeSet>, old| match set {
+            None => old,
+            Some(TimeSet::Now) => changed,
+            Some(TimeSet::At(at)) => at.into(),
+        };
+        row.atime = time(set.atime, row.atime);
+        row.mtime = time(set.mtime, row.mtime);
+        batch.put(inode_key(id.0), state.stored());
+        let attr = state.row.attr(id.0);
+        self.write(batch).await?;
+        Ok(attr)
+    }
+
+    /// A path of a directory, or of a file that is in use, for a person to read.
+    pub(crate) async fn path_of(self: &Arc<Self>, id: ObjectId) -> Option<std::path::PathBuf> {
+        let mut parts = Vec::new();
+        let mut at = id.0;
+        while at != ROOT {
+            // Only directories know where they are; a file's name would take a search.
+            let row = self.pin(at).lock().await.ok()?.row.clone();
+            if !row.is_dir() || parts.len() > 4096 {
+                return None;
+            }
+            let rows = self.engine.scan(rows::keys_of(b'D', row.parent), 4096).await.ok()?;
+            let name = rows.iter().find(|(_, entry)| {
+                rows::from_bytes::<EntryRow>(entry, "a directory entry").is_ok_and(|entry| entry.ino == at)
+            })?;
+            parts.push(OsStr::from_bytes(rows::rest_of(&name.0)).to_owned());
+            at = row.parent;
+        }
+        Some(parts.iter().rev().collect())
+    }
+}
+
+/// Moves the times of a directory's last change.
+pub(crate) fn touch(dir: &mut State) {
+    let now = now();
+    (dir.row.mtime, dir.row.ctime) = (now, now);
+}
+
+/// One name of an inode is taken away.
+pub(crate) fn unlinked(ino: u64, state: &mut State, batch: &mut Batch) {
+    state.row.ctime = now();
+    state.row.nlink = if state.row.is_dir() { 0 } else { state.row.nlink.saturating_sub(1) };
+    if state.row.nlink == 0 {
+        batch.put(orphan_key(ino), bytes::Bytes::new());
+    }
+    batch.put(inode_key(ino), state.stored());
+}
+
+pub(crate) fn new_row(kind: Kind, perm: u32, creator: Creator) -> InodeRow {
+    let now = now();
+    InodeRow {
+        kind,
+        perm: perm & 0o7777,
+        nlink: 1,
+        uid: creator.uid,
+        gid: creator.gid,
+        rdev: 0,
+        size: 0,
+        allocated: 0,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        parent: 0,
+        target: Vec::new(),
+    }
+}
+
+/// The row of a new inode in a directory.
+fn inherit(dir: &InodeRow, what: NewNode<'_>, perm: u32, mut creator: Creator) -> Result<InodeRow> {
+    let mut perm = perm & !(creator.umask & 0o777);
+    if dir.perm & SET_GID != 0 {
+        creator.gid = dir.gid;
+        if matches!(what, NewNode::Directory) {
+            perm |= SET_GID;
+        }
+    }
+    Ok(match what {
+        NewNode::Directory => new_row(Kind::Directory, perm, creator),
+        NewNode::Symlink(target) => {
+            let target = target.as_bytes().to_vec();
+            InodeRow { size: target.len() as u64, target, ..new_row(Kind::Symlink, 0o777, creator) }
+        }
+        NewNode::Special { kind: FileType::Directory | FileType::Symlink, .. } => {
+            return fail(ErrorKind::Invalid, "make");
+        }
+        NewNode::Special { kind: kind @ (FileType::CharDevice | FileType::BlockDevice), rdev } => {
+            InodeRow { rdev, ..new_row(kind.into(), perm, creator) }
+        }
+        NewNode::Special { kind, .. } => new_row(kind.into(), perm, creator),
+    })
+}

@@ -1,0 +1,121 @@
+//! Extended attributes.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use store::{ErrorKind, ObjectId, Result, SetXattr};
+
+use crate::engine::Batch;
+use crate::node::State;
+use crate::rows::{self, InodeRow, Kind, inode_key, xattr_key};
+use crate::tree::{Tree, fail, now};
+
+const NAME_MAX: usize = 255;
+const VALUE_MAX: usize = 65536;
+/// Names of one inode's attributes, with a NUL each, as the kernel's own bound.
+const NAMES_BYTES_MAX: usize = 65536;
+
+impl Tree {
+    pub(crate) async fn get_xattr(self: &Arc<Self>, id: ObjectId, name: &OsStr) -> Result<Vec<u8>> {
+        let op = "get xattr";
+        let pin = self.pin_used(id.0, op)?;
+        may_have(&pin.lock().await?.row, name, false, op)?;
+        match self.engine.get(&xattr_key(id.0, name)).await? {
+            Some(value) => Ok(value.to_vec()),
+            None => fail(ErrorKind::NoAttribute, op),
+        }
+    }
+
+    pub(crate) async fn list_xattr(self: &Arc<Self>, id: ObjectId) -> Result<Vec<u8>> {
+        let _pin = self.pin_used(id.0, "list xattr")?;
+        let rows = self.engine.scan(rows::keys_of(b'X', id.0), NAMES_BYTES_MAX).await?;
+        Ok(rows.iter().flat_map(|(key, _)| rows::rest_of(key).iter().copied().chain([0])).collect())
+    }
+
+    pub(crate) async fn set_xattr(
+        self: &Arc<Self>,
+        id: ObjectId,
+        name: &OsStr,
+        value: &[u8],
+        how: SetXattr,
+    ) -> Result<()> {
+        let op = "set xattr";
+        if value.len() > VALUE_MAX {
+            return fail(ErrorKind::TooBig, op);
+        }
+        let pin = self.pin_used(id.0, op)?;
+        let mut state = pin.lock().await?;
+        may_have(&state.row, name, true, op)?;
+        let is_there = self.engine.get(&xattr_key(id.0, name)).await?.is_some();
+        match (how, is_there) {
+            (SetXattr::Create, true) => return fail(ErrorKind::Exists, op),
+            (SetXattr::Replace, false) => return fail(ErrorKind::NoAttribute, op),
+            _ => {}
+        }
+        if !is_there {
+            let rows = self.engine.scan(rows::keys_of(b'X', id.0), NAMES_BYTES_MAX).await?;
+            let names: usize = rows.iter().map(|(key, _)| rows::rest_of(key).len() + 1).sum();
+            if names + name.len() + 1 > NAMES_BYTES_MAX {
+                return fail(ErrorKind::NoSpace, op);
+            }
+        }
+        let mut batch = Batch::default();
+        batch.put(xattr_key(id.0, name), Bytes::copy_from_slice(value));
+        self.changed(id.0, &mut state, batch).await
+    }
+
+    pub(crate) async fn remove_xattr(self: &Arc<Self>, id: ObjectId, name: &OsStr) -> Result<()> {
+        let op = "remove xattr";
+        let pin = self.pin_used(id.0, op)?;
+        let mut state = pin.lock().await?;
+        may_have(&state.row, name, true, op)?;
+        if self.engine.get(&xattr_key(id.0, name)).await?.is_none() {
+            return fail(ErrorKind::NoAttribute, op);
+        }
+        let mut batch = Batch::default();
+        batch.delete(xattr_key(id.0, name));
+        self.changed(id.0, &mut state, batch).await
+    }
+
+    async fn changed(&self, ino: u64, state: &mut State, mut batch: Batch) -> Result<()> {
+        state.row.ctime = now();
+        batch.put(inode_key(ino), state.stored());
+        self.write(batch).await
+    }
+
+    /// What a new inode takes over of its directory's access control list.
+    pub(crate) async fn inherit_acl(
+        &self,
+        _dir: u64,
+        _ino: u64,
+        _row: &mut InodeRow,
+        (_perm, _umask): (u32, u32),
+        _batch: &mut Batch,
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    /// What a change of the permissions does to an access control list.
+    pub(crate) async fn chmod_acl(&self, _ino: u64, _perm: u32, _batch: &mut Batch) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The kernel's rules of names, as far as they do not depend on the caller.
+fn may_have(row: &InodeRow, name: &OsStr, is_change: bool, op: &'static str) -> Result<()> {
+    let bytes = name.as_bytes();
+    if bytes.is_empty() || bytes.len() > NAME_MAX {
+        return fail(ErrorKind::Range, op);
+    }
+    let known = [&b"user."[..], b"trusted.", b"security."];
+    match known.iter().find(|prefix| bytes.starts_with(prefix)) {
+        None => fail(ErrorKind::Unsupported, op),
+        Some(prefix) if prefix.len() == bytes.len() => fail(ErrorKind::Invalid, op),
+        Some(&b"user.") if !matches!(row.kind, Kind::Regular | Kind::Directory) => {
+            fail(if is_change { ErrorKind::NotPermitted } else { ErrorKind::NoAttribute }, op)
+        }
+        Some(_) => Ok(()),
+    }
+}

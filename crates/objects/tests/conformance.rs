@@ -1,0 +1,17 @@
+//! The conformance suite of stores, on a volume in a bucket.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
+
+#[path = "../../store/tests/suite/mod.rs"]
+mod suite;
+
+extern crate store as watertight_store;
+
+use std::sync::Arc;
+
+use object_store::memory::InMemory;
+
+#[test]
+fn a_volume_in_memory() {
+    suite::run(|| watertight_objects::open_unheld(Arc::new(InMemory::new()), "volume").unwrap());
+}
