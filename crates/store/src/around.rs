@@ -162,6 +162,9 @@ impl<A: Around> Store for AroundStore<A> {
     fn sync(&self) -> Result<()> {
         self.around.call("sync", || self.inner.sync())
     }
+    fn abort(&self) {
+        self.inner.abort();
+    }
     fn close(&self) {
         self.around.tell("close", || self.inner.close());
     }

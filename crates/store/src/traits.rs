@@ -150,6 +150,10 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Makes every completed call of this store durable, and waits for no other program's changes.
     fn sync(&self) -> Result<()>;
 
+    /// Gives up what is not durable: calls that wait for the medium end with an error as far as
+    /// the store can end them, and so do later ones. [`close`](Self::close) follows.
+    fn abort(&self) {}
+
     /// Releases the medium for another opening. No other call may follow.
     fn close(&self);
 }

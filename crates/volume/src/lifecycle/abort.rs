@@ -139,6 +139,8 @@ impl Volume {
             return;
         }
         if told.recv_timeout(patience).is_err() {
+            // A store that can end its calls does: the threads that wait for it go on.
+            self.core.store.abort();
             tracing::warn!(
                 volume = self.name(),
                 "the store's files are still being closed: it does not answer"
