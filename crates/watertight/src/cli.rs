@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Styles};
-use clap::{Args, Command, CommandFactory, Parser, Subcommand};
+use clap::{Args, Command, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::control::api::{Propagation, UmountKind};
 use crate::term::logging::LogFormat;
 use crate::term::shown::Show as _;
-use crate::term::units::parse_duration;
+use crate::term::units::{parse_bytes, parse_duration};
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Yellow.on_default().bold())
@@ -22,7 +22,7 @@ const STYLES: Styles = Styles::styled()
     .literal(AnsiColor::Green.on_default())
     .placeholder(AnsiColor::Cyan.on_default());
 
-/// Volumes over a directory, with an unmount that tells the truth.
+/// Volumes over a directory or object storage, with an unmount that tells the truth.
 ///
 /// A mounted volume writes back in the background, like a kernel file system; an unmount returns
 /// when the data is on the store and the store is free.
@@ -36,7 +36,8 @@ const STYLES: Styles = Styles::styled()
                   Examples:\n  \
                   watertight demo\n  \
                   watertight mount /srv/data /mnt/data\n  \
-                  watertight umount /mnt/data"
+                  watertight umount /mnt/data\n  \
+                  watertight format s3://bucket/prefix && watertight mount s3://bucket/prefix /mnt/data"
 )]
 pub struct Cli {
     /// What to do.
@@ -63,6 +64,17 @@ pub enum Verb {
     /// Mount a store and serve it until it is unmounted.
     #[command(after_help = opts::mount_help())]
     Mount(MountArgs),
+
+    /// Make a volume on object storage, once, before it is mounted.
+    #[command(after_help = FORMAT_HELP)]
+    Format(FormatArgs),
+
+    /// Describe a volume on object storage, and who holds it, without taking it.
+    #[command(after_help = "Examples:\n  \
+        watertight info s3://bucket/prefix\n  \
+        watertight info --json s3://bucket/prefix | jq .holder\n\n\
+        A volume that is mounted has a holder, on whatever host. `watertight status` tells more of those of this host.")]
+    Info(InfoArgs),
 
     /// Unmount: return when the data is on the store and the store is free.
     #[command(
@@ -200,7 +212,8 @@ pub enum Verb {
         watertight install-helpers --directory /usr/local/sbin\n  \
         watertight install-helpers --remove\n\n\
         In /etc/fstab:\n  \
-        /srv/data  /mnt/data  fuse.watertight  cache=1G,nofail  0  0\n\n\
+        /srv/data  /mnt/data  fuse.watertight  cache=1G,nofail  0  0\n  \
+        s3://bucket/prefix  /mnt/cloud  fuse.watertight  nofail,_netdev  0  0\n\n\
         The options are those of `watertight mount`. Of the options that fstab has for all file systems the following mean nothing to a \
         volume, and are left out: user, owner, nofail, _netdev, x-… and the like, which are mount(8)'s; relatime, strictatime, nodiratime, lazytime; \
         async, iversion, silent. sync, dirsync and mand are refused. suid and dev are written allow_suid and allow_dev there.\n\n\
@@ -260,8 +273,9 @@ pub fn visible() -> Command {
 /// `mount`.
 #[derive(Debug, Args)]
 pub struct MountArgs {
-    /// The store: a directory (`/srv/data` or `dir:/srv/data`), or memory (`mem:`, or
-    /// `mem:size=1G`: bytes, or K, M, G, T).
+    /// The store: a directory (`/srv/data` or `dir:/srv/data`), memory (`mem:`, or
+    /// `mem:size=1G`: bytes, or K, M, G, T), or a volume on object storage (`s3://bucket/prefix`;
+    /// gs://, az://, file://, memory://).
     pub source: String,
     /// An empty directory.
     pub mountpoint: PathBuf,
@@ -275,6 +289,62 @@ pub struct MountArgs {
     /// without this.
     #[arg(long, value_name = "FILE", requires = "background")]
     pub log_file: Option<PathBuf>,
+}
+
+/// The help that follows the arguments of `format`.
+const FORMAT_HELP: &str = "Examples:\n  \
+    watertight format s3://bucket/prefix\n  \
+    AWS_ENDPOINT_URL=http://127.0.0.1:9000 watertight format s3://bucket/prefix\n  \
+    watertight format --encrypt-key-file /etc/watertight/key --compress lz4 gs://bucket/prefix\n  \
+    watertight format file:///srv/volume\n\n\
+    URLs: s3://BUCKET/PREFIX (AWS, and servers that speak its protocol), gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, \
+    file:///DIRECTORY (the same in a directory, to try it). Credentials, region and endpoint come from the environment, profiles and the \
+    instance's metadata, never from the URL.\n\n\
+    Refused where there is a volume already, and where the bucket does not keep conditional writes, on which the safety of its \
+    data rests. A key is 32 bytes, or 64 hexadecimal digits: `openssl rand -hex 32`. Who loses it loses the data.";
+
+/// `format`.
+#[derive(Debug, Args)]
+pub struct FormatArgs {
+    /// Where: s3://BUCKET/PREFIX, gs://, az://, or file:///DIRECTORY.
+    pub url: String,
+    /// How data is compressed.
+    #[arg(long, value_enum, value_name = "METHOD", default_value_t = Compress::Zstd)]
+    pub compress: Compress,
+    /// Encrypt data and names, with the key in this file; each mount needs it, by
+    /// `-o encrypt-key-file`.
+    #[arg(long, value_name = "FILE")]
+    pub encrypt_key_file: Option<PathBuf>,
+    /// The most bytes of data that it takes; or K, M, G, T. Without it, what the bucket takes.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub size: Option<u64>,
+    /// For programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How data is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Compress {
+    /// By zstd.
+    Zstd,
+    /// By LZ4: faster, larger.
+    Lz4,
+    /// Not at all.
+    None,
+}
+
+/// `info`.
+#[derive(Debug, Args)]
+pub struct InfoArgs {
+    /// The volume, as for `format`.
+    pub url: String,
+    /// The key of an encrypted volume, without which its size is not known.
+    #[arg(long, value_name = "FILE")]
+    pub encrypt_key_file: Option<PathBuf>,
+    /// For programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Whose volumes are meant.

@@ -13,6 +13,8 @@
 //!              │
 //!            host     the kernel's mounts and their holders, processes, signals
 //!              │
+//!       object_volumes the crate `objects`, where this program is built with it
+//!              │
 //!            term     names, messages, tables, the terminal, the log
 //! ```
 //!
@@ -29,6 +31,7 @@ pub mod cli;
 pub mod control;
 pub mod daemon;
 pub mod host;
+pub mod object_volumes;
 pub mod registry;
 pub mod serve;
 pub mod term;
@@ -94,6 +97,12 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     }
     match &cli.verb {
         Verb::Mount(args) => return daemon::mount::run(args, cli.in_background),
+        #[cfg(feature = "objects")]
+        Verb::Format(args) => verbs::format::run(args)?,
+        #[cfg(feature = "objects")]
+        Verb::Info(args) => verbs::info::run(args)?,
+        #[cfg(not(feature = "objects"))]
+        Verb::Format(_) | Verb::Info(_) => return Err(object_volumes::absent()),
         Verb::Umount(args) => umount::run(args)?,
         Verb::Attach(args) => attach::attach(args)?,
         Verb::Detach(args) => attach::detach(args)?,

@@ -42,6 +42,7 @@ use std::time::{Duration, Instant};
 use crate::control::api::Ended;
 use crate::control::client::{CallError, Client};
 use crate::control::volume_id::VolumeId;
+use crate::host::checks;
 use crate::host::new_file;
 use crate::host::open_dir::OpenDir;
 use crate::host::users::includes_all_users;
@@ -232,8 +233,8 @@ impl RuntimeDir {
         Some((Found { record, client, silent }, length))
     }
 
-    /// The volumes that `name` may mean: an id, a path where volumes are, or the directory of a
-    /// store. They run, or died.
+    /// The volumes that `name` may mean: an id, a path where volumes are, or a store by its
+    /// directory or URL. They run, or died.
     #[must_use]
     pub fn at(&self, name: &str, path: Option<&Path>) -> Vec<Found> {
         if self.is_foreign() {
@@ -246,6 +247,9 @@ impl RuntimeDir {
             |path: &Path| [index.at(PathKind::Places, path), index.at(PathKind::Stores, path)].concat();
         let mut ids: BTreeSet<VolumeId> = path.map(by_path).into_iter().flatten().collect();
         ids.extend(name.parse());
+        if let Some(url) = checks::url_of(name) {
+            ids.extend(index.at(PathKind::Stores, &index::path_of_url(&url)));
+        }
         ids.iter().filter_map(|id| self.find(id)).collect()
     }
 

@@ -1,5 +1,6 @@
 //! The options of `mount -o` and `attach -o`, and the help about them.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use cgroups::Choice;
@@ -8,6 +9,8 @@ use fuse::{Mode, Uring};
 use volume::{CgroupPath, LimitChange, SyncPolicy};
 
 use crate::cli::suggest::nearest;
+use crate::host::checks;
+use crate::object_volumes::{self, ObjectOptions};
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::{Show as _, in_one_line};
 use crate::term::units::{parse_bytes, parse_duration};
@@ -61,6 +64,8 @@ pub struct MountOptions {
     /// Flags of the mount that the kernel enforces: `nosuid` and `nodev` unless they are switched
     /// off, `noexec`, `noatime`, `nosymfollow`.
     pub flags: Vec<String>,
+    /// Of a volume on object storage.
+    pub objects: ObjectOptions,
 }
 
 /// A sixteenth of the host's memory, 64 MiB to 1 GiB.
@@ -91,6 +96,7 @@ impl Default for MountOptions {
             limits: Vec::new(),
             stall_after: Duration::from_secs(5),
             flags: DEFAULT_FLAGS.map(str::to_owned).to_vec(),
+            objects: ObjectOptions::default(),
         }
     }
 }
@@ -135,6 +141,9 @@ pub const VALID: &[(&str, &str)] = &[
         "as `watertight limit`: limit=/customers/a:wbps=1M:sync_isolation=1; may be given several times",
     ),
     ("stall_after=TIME", "a store that does not answer a call for this long is stalled [5s]"),
+    ("takeover", "object storage: take the volume from a holder that does not answer for 15 s"),
+    ("abandon=HOST", "object storage: take it although only this host's journal has some of its data"),
+    ("encrypt-key-file=FILE", "object storage: the key of an encrypted volume; an absolute path"),
     ("suid", "set-id bits and capabilities of its programs take effect: nosuid is the default; root only"),
     ("dev", "its devices can be opened: nodev is the default; root only"),
     ("allow_suid, allow_dev", "suid and dev for mount(8) and fstab, which keep those two for themselves"),
@@ -159,13 +168,18 @@ pub fn refused(name: &str) -> Option<&'static str> {
 
 /// The help that follows the arguments of `attach`.
 pub const ATTACH_HELP: &str = "Options for -o: ro, rw, cache=SIZE, flushers=N, dirty_after=TIME, dirty_max=SIZE, \
-flush_on_close, drain_timeout=TIME, sync_policy=POLICY, limit=CGROUP:LIMIT[:LIMIT], stall_after=TIME, as for `mount`.\n\n\
+flush_on_close, drain_timeout=TIME, sync_policy=POLICY, limit=CGROUP:LIMIT[:LIMIT], stall_after=TIME, takeover, abandon=HOST, encrypt-key-file=FILE, as for `mount`.\n\n\
 Examples:\n  \
 watertight attach /srv/project /mnt/data/project\n  \
 watertight attach -o ro,cache=64M dir:/srv/archive /mnt/data/archive\n  \
+watertight attach s3://bucket/project /mnt/data/cloud\n  \
 watertight attach /mnt/data/project/docs /mnt/data/docs\n\n\
 The last one shows a directory of the mountpoint in a second place.\n\
-When the command returns, every process sees the volume in the directory. Attached volumes end with the mountpoint.";
+ When the command returns, every process sees the volume in the directory. Attached volumes end with the mountpoint. \
+ Credentials for object storage are those in the environment of the mount process.";
+
+/// Options of volumes on object storage.
+const OF_OBJECT_STORAGE: [&str; 3] = ["takeover", "abandon", "encrypt-key-file"];
 
 /// Options that are of a mountpoint, and not of a volume.
 const OF_THE_MOUNTPOINT: [&str; 16] = [
@@ -198,7 +212,11 @@ pub fn mount_help() -> String {
         "\nExamples:\n  \
          watertight mount /srv/data /mnt/data\n  \
          watertight mount -d -o cache=1G,ro dir:/srv/data /mnt/data\n  \
-         watertight mount mem: /mnt/scratch\n\n\
+         watertight mount mem: /mnt/scratch\n  \
+         watertight mount s3://bucket/prefix /mnt/data\n\n\
+         Volumes on object storage are made once, by `watertight format`. Credentials, region and endpoint come from where every \
+         tool of AWS finds them (AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL and the like), for gs:// and az:// from GOOGLE_… and \
+         AZURE_…; the mount process keeps them in its environment.\n\n\
          Ctrl-C or SIGTERM writes all data and unmounts; a second one prints how much is left, a third gives it up.\n\
          Exit codes: 0 unmounted with everything on the store, 1 failed or data was lost, 2 bad input.",
     );
@@ -212,6 +230,30 @@ pub fn of_the_mountpoint(options: &str) -> Option<&str> {
         let name = option.split('=').next().unwrap_or(option);
         OF_THE_MOUNTPOINT.contains(&name)
     })
+}
+
+/// The option of these that only volumes on object storage have, if one is.
+#[must_use]
+pub fn of_object_storage(options: &str) -> Option<&str> {
+    options.split(',').find(|option| {
+        let name = option.split('=').next().unwrap_or(option);
+        OF_OBJECT_STORAGE.contains(&name)
+    })
+}
+
+/// Checks that the options are those of this kind of store, by its checked name.
+///
+/// # Errors
+/// Exit 2, naming the option that is not.
+pub fn fit(lists: &[String], source: &str) -> Result<()> {
+    let is_object_volume = object_volumes::looks_like(checks::innermost(source));
+    match lists.iter().find_map(|list| of_object_storage(list)).filter(|_| !is_object_volume) {
+        Some(option) => Err(wrong_option(&format!(
+            "{option} is for volumes on object storage (s3://…), which {} is not",
+            source.shown()
+        ))),
+        None => Ok(()),
+    }
 }
 
 impl MountOptions {
@@ -273,6 +315,20 @@ impl MountOptions {
                 ];
                 self.sync_policy = one_of(needed()?, &policies).map_err(wrong)?;
             }
+            "abandon" => {
+                let host = needed()?;
+                if host.is_empty() {
+                    return Err(wrong("give the name of a host, as `watertight info` shows it".to_owned()));
+                }
+                self.objects.abandon = Some(host.to_owned());
+            }
+            "encrypt-key-file" => {
+                let path = PathBuf::from(needed()?);
+                if !path.is_absolute() {
+                    return Err(wrong("give an absolute path: it has to begin with /".to_owned()));
+                }
+                self.objects.key_file = Some(path);
+            }
             "limit" => self.limits.push(limit(needed()?).map_err(wrong)?),
             "drain_timeout" => self.drain_timeout = parse_duration(needed()?).map_err(wrong)?,
             "stall_after" => {
@@ -293,6 +349,7 @@ impl MountOptions {
             "rw" => self.read_only = Some(false),
             "allow_other" => self.allow_other = Some(true),
             "noallow_other" => self.allow_other = Some(false),
+            "takeover" => self.objects.takeover = true,
             "flush_on_close" => self.flush_on_close = true,
             "noflush_on_close" => self.flush_on_close = false,
             "nosuid" | "nodev" | "noexec" | "noatime" | "nosymfollow" => {
@@ -419,6 +476,9 @@ mod tests {
             ("limit=a:wbps=1M", "is not a cgroup's path"),
             ("limit=/a:wbps=fast", "wbps=fast"),
             ("limit=/a:speed=1", "there are rbps"),
+            ("abandon=", "the name of a host"),
+            ("encrypt-key-file=key", "an absolute path"),
+            ("takeover=1", "no mount option takeover=1"),
             ("cgroup=", "auto, v2, off, or the name"),
         ] {
             let problem = parse(&[list]).unwrap_err();
@@ -426,6 +486,25 @@ mod tests {
             assert!(problem.to_string().contains(word), "{list}: {problem}");
         }
         assert!(parse(&["frob"]).unwrap_err().to_string().contains("drain_timeout=TIME"));
+    }
+
+    #[test]
+    fn options_of_object_storage_are_refused_elsewhere() {
+        let given = ["cache=64M,takeover".to_owned(), "abandon=a,encrypt-key-file=/k".to_owned()];
+        let options = MountOptions::parse(&given).unwrap().objects;
+        assert_eq!((options.takeover, options.abandon.as_deref()), (true, Some("a")));
+        assert_eq!(options.key_file.as_deref(), Some(std::path::Path::new("/k")));
+        for source in ["s3://bucket/a", "file:///srv/a", "memory://x", "fault:,s3://bucket/a"] {
+            assert!(fit(&given, source).is_ok(), "{source}");
+        }
+        for source in ["dir:/srv/a", "mem:", "fault:,dir:/srv"] {
+            for option in &given {
+                let problem = fit(std::slice::from_ref(option), source).unwrap_err();
+                assert_eq!(problem.exit(), Exit::Usage);
+                assert!(problem.to_string().contains("is for volumes on object storage"), "{problem}");
+            }
+            assert!(fit(&["cache=64M".to_owned()], source).is_ok());
+        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ use fuse::{Detach, SessionView, TreeError, TreeHandle};
 use volume::events::Life;
 use volume::{DrainReport, Tenants, Volume};
 
-use crate::cli::opts::MountOptions;
+use crate::cli::opts::{self, MountOptions};
 use crate::control::api::{
     AttachReply, AttachRequest, DetachReply, DetachRequest, Ended, MoveReply, MoveRequest, Status, UmountKind,
 };
@@ -208,8 +208,9 @@ impl Attachments {
         options: &[String],
         (mountpoint, path): (&Mountpoint, &Path),
     ) -> Result<VolumeId, Problem> {
-        let options = MountOptions::parse(options)?;
         let source = checks::source(source)?;
+        opts::fit(options, &source.spec)?;
+        let options = MountOptions::parse(options)?;
         if let Some(directory) = &source.directory {
             self.mountpoints()
                 .iter()
@@ -217,8 +218,8 @@ impl Attachments {
             check_alone(directory)?;
         }
         has_descriptors()?;
-        let store = store::open_store(&source, &options)?;
         let shown = mountpoint.join(path);
+        let store = store::open_store(&source, &options, &shown)?;
         let name = exact(&shown);
         let read_only = store::is_read_only(&options, (&source, &name), &*store)?;
         let volume = store::start_volume(&name, &options, store, Arc::clone(&self.tenants))?;

@@ -66,6 +66,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let what = format!("mounting {}", args.mountpoint.shown());
     let (from, to) = (format!("the store {}", args.source.shown()), args.mountpoint.shown().to_string());
     let source = progress::waiting_for(&what, &from, || checks::source(&args.source))?;
+    opts::fit(&args.options, &source.spec)?;
     let mountpoint = progress::waiting_for(&what, &to, || checks::mountpoint(&args.mountpoint))?;
     if let Some(directory) = &source.directory {
         checks::apart(directory, &mountpoint)?;
@@ -81,7 +82,16 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     if let Some(directory) = &source.directory {
         check_alone(directory)?;
     }
-    let store = progress::waiting_for(&what, &from, || open_store(&source, &options))?;
+    let whom = if options.objects.takeover {
+        format!("the holder of {}", source.spec.shown())
+    } else {
+        from.clone()
+    };
+    let store = progress::waiting_for(&what, &whom, || open_store(&source, &options, &mountpoint))?;
+    if source.url.is_some() {
+        // Held by this process for every host: it is given back, whatever comes.
+        startup.finish();
+    }
     // After the store has raised the limit of descriptors, and before threads are started that
     // write.
     privileges::respect_quotas();
@@ -114,10 +124,11 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
             return Err(problem);
         }
     };
-    let info = info(&options, &source, read_only, &session)?;
+    let info = info(&options, &source, read_only, &session).inspect_err(|_| drop(volume.shutdown()))?;
 
     let record = Record::new(info.id.clone(), info.source.clone(), &mountpoint, Device::of(&info.mount));
-    let (registration, listener) = runtime_dir.register(record)?;
+    let registered = runtime_dir.register(record);
+    let (registration, listener) = registered.inspect_err(|_| drop(volume.shutdown()))?;
     let attachments = Attachments::new(session.tree(), session.view(), info.clone(), runtime_dir, tenants);
     let mounted =
         Arc::new(MountedVolume::new(info, volume, attachments, sender.clone(), Arc::clone(&connection)));
@@ -129,6 +140,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         Ok(server) => server,
         Err(problem) => {
             registration.withdraw();
+            mounted.volume.shutdown();
             return Err(problem);
         }
     };

@@ -1,30 +1,36 @@
 //! The store of a volume, and the volume over it.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use store::{ErrorKind, Store};
+use store::{DirOptions, ErrorKind, FaultStore, MemStore, Store};
 use volume::{Tenants, Volume};
 
 use crate::cli::opts::MountOptions;
 use crate::host::checks::{self, Source};
+use crate::object_volumes;
 use crate::registry::target;
 use crate::term::console::{Colour, console};
 use crate::term::logging;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::{Show as _, in_one_line};
 
-pub(crate) fn open_store(source: &Source, options: &MountOptions) -> Result<Arc<dyn Store>> {
+/// Opens a store, whose volume is to be seen at `mountpoint`.
+pub(crate) fn open_store(
+    source: &Source,
+    options: &MountOptions,
+    mountpoint: &Path,
+) -> Result<Arc<dyn Store>> {
     let spec = &source.spec;
     let shown = spec.shown();
-    let no_atime = options.flags.iter().any(|flag| flag == "noatime");
-    let how = store::DirOptions { no_atime, ..Default::default() };
-    store::open_with(spec, how).map_err(|error| match error.kind() {
+    open(spec, options, mountpoint).map_err(|error| match error.kind() {
+        // Its holder may be on another host; the error names it.
+        _ if source.url.is_some() => object_volumes::problem(spec, &error),
         ErrorKind::Busy => {
-            let directory = checks::directory_of(spec).unwrap_or_default();
-            let volume = target::running(directory.as_ref()).into_iter().find(|v| {
-                v.is_running()
-                    && checks::directory_of(v.record().source.as_str()) == checks::directory_of(spec)
-            });
+            let identity = checks::identity_of(spec);
+            let volume = target::running(identity.unwrap_or_default().as_ref())
+                .into_iter()
+                .find(|v| v.is_running() && checks::identity_of(v.record().source.as_str()) == identity);
             let at = volume.map_or_else(String::new, |volume| {
                 format!("; it is mounted at {}", volume.record().mountpoint)
             });
@@ -39,6 +45,20 @@ pub(crate) fn open_store(source: &Source, options: &MountOptions) -> Result<Arc<
         }
         _ => Problem::failure(format!("the store {shown} cannot be opened: {error}")),
     })
+}
+
+/// The store by its name; one that fails by rules may be around any other.
+fn open(spec: &str, options: &MountOptions, mountpoint: &Path) -> store::Result<Arc<dyn Store>> {
+    if let Some((rules, inner)) = spec.strip_prefix("fault:").and_then(|rest| rest.split_once(',')) {
+        // The rules first: a store is not opened for nothing.
+        FaultStore::new(MemStore::new(0), rules)?;
+        return Ok(FaultStore::new(open(inner, options, mountpoint)?, rules)?);
+    }
+    if object_volumes::looks_like(spec) {
+        return object_volumes::open(spec, &options.objects, options.read_only == Some(true), mountpoint);
+    }
+    let no_atime = options.flags.iter().any(|flag| flag == "noatime");
+    store::open_with(spec, DirOptions { no_atime, ..Default::default() })
 }
 
 /// `volume` is the log's name for it.

@@ -9,6 +9,7 @@ use fuse::MountpointError;
 
 use crate::host::mountinfo::MountTable;
 use crate::host::unmount;
+use crate::object_volumes;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::{Show as _, in_one_line};
 
@@ -17,8 +18,10 @@ use crate::term::shown::{Show as _, in_one_line};
 pub struct Source {
     /// For [`store::open`], and the name in `status`: a directory by its real path.
     pub spec: String,
-    /// The directory, if it is one.
+    /// The directory of this host that has its bytes, if there is one.
     pub directory: Option<PathBuf>,
+    /// The canonical URL of a volume on object storage.
+    pub url: Option<String>,
 }
 
 /// Checks the store's name; a directory must exist.
@@ -30,28 +33,67 @@ pub fn source(given: &str) -> Result<Source> {
         // A store around another one.
         Some(("fault", rest)) => {
             let Some((rules, inner)) = rest.split_once(',') else {
-                return Ok(Source { spec: given.to_owned(), directory: None });
+                return Ok(Source { spec: given.to_owned(), directory: None, url: None });
             };
             let inner = source(inner)?;
-            Ok(Source { spec: format!("fault:{rules},{}", inner.spec), directory: inner.directory })
+            Ok(Source { spec: format!("fault:{rules},{}", inner.spec), ..inner })
         }
+        _ if object_volumes::looks_like(given) => object_volume(given),
         Some(("dir", path)) => directory(path),
         // The stores themselves judge everything else that has the form of a store's name.
         Some((scheme, _)) if scheme.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) => {
-            Ok(Source { spec: given.to_owned(), directory: None })
+            Ok(Source { spec: given.to_owned(), directory: None, url: None })
         }
         _ => directory(given),
     }
 }
 
-/// The directory that a checked source names.
+/// The source without the stores around it that only fail.
 #[must_use]
-pub fn directory_of(spec: &str) -> Option<&str> {
-    match spec.split_once(':')? {
-        ("dir", path) => Some(path),
-        ("fault", rest) => directory_of(rest.split_once(',')?.1),
-        _ => None,
+pub fn innermost(spec: &str) -> &str {
+    match spec.split_once(':') {
+        Some(("fault", rest)) => rest.split_once(',').map_or(spec, |(_, inner)| innermost(inner)),
+        _ => spec,
     }
+}
+
+/// The name by which a checked source is one store, for every volume of this host: a directory, or
+/// a canonical URL. None for memory: each name of that means a new store.
+#[must_use]
+pub fn identity_of(spec: &str) -> Option<&str> {
+    let inner = innermost(spec);
+    let is_memory = || inner.starts_with("memory:");
+    (inner.starts_with("dir:") || object_volumes::looks_like(inner) && !is_memory()).then_some(inner)
+}
+
+/// The URL of the volume on object storage that a name means, if it has the form of one.
+#[must_use]
+pub fn url_of(name: &str) -> Option<String> {
+    let inner = innermost(name);
+    object_volumes::looks_like(inner).then(|| object_volumes::canonical(inner).ok())?
+}
+
+/// The directory of this host that has the bytes of a checked source.
+#[must_use]
+pub fn directory_of(spec: &str) -> Option<PathBuf> {
+    let inner = innermost(spec);
+    if object_volumes::looks_like(inner) {
+        return object_volumes::directory(inner);
+    }
+    plain_directory_of(inner).map(PathBuf::from)
+}
+
+/// The directory of a checked source whose files are those of the volume.
+#[must_use]
+pub fn plain_directory_of(spec: &str) -> Option<&str> {
+    innermost(spec).strip_prefix("dir:")
+}
+
+fn object_volume(given: &str) -> Result<Source> {
+    let url = object_volumes::canonical(given)?;
+    // As it is, where it is not there: opening the volume says so.
+    let directory = object_volumes::directory(&url).map(|given| fs::canonicalize(&given).unwrap_or(given));
+    Ok(Source { spec: url.clone(), directory, url: Some(url) })
 }
 
 fn directory(path: &str) -> Result<Source> {
@@ -73,7 +115,7 @@ fn directory(path: &str) -> Result<Source> {
     }
     let directory = fs::canonicalize(path).map_err(|error| wrong(&format!("cannot be reached: {error}")))?;
     let Some(text) = directory.to_str() else { return Err(wrong("cannot be named: its path is not UTF-8")) };
-    Ok(Source { spec: format!("dir:{text}"), directory: Some(directory) })
+    Ok(Source { spec: format!("dir:{text}"), directory: Some(directory), url: None })
 }
 
 /// Checks the mountpoint: an empty directory where nothing is mounted. Gives its real path.
@@ -150,16 +192,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let real = fs::canonicalize(dir.path()).unwrap();
         let text = real.to_str().unwrap();
-        let good = Source { spec: format!("dir:{text}"), directory: Some(real.clone()) };
+        let good = Source { spec: format!("dir:{text}"), directory: Some(real.clone()), url: None };
         assert_eq!(source(text).unwrap(), good);
         assert_eq!(source(&format!("dir:{text}/.")).unwrap(), good);
         assert_eq!(source("mem:").unwrap().directory, None);
         let fault = source(&format!("fault:write:delay=1ms,{text}/")).unwrap();
         assert_eq!(fault.spec, format!("fault:write:delay=1ms,dir:{text}"));
         assert_eq!(fault.directory, Some(real.clone()));
-        assert_eq!(directory_of(&fault.spec), Some(text));
-        assert_eq!(directory_of(&good.spec), Some(text));
-        assert_eq!(directory_of("mem:"), None);
+        for spec in [&fault.spec, &good.spec] {
+            assert_eq!(directory_of(spec), Some(real.clone()));
+            assert_eq!(plain_directory_of(spec), Some(text));
+            assert_eq!(identity_of(spec), Some(&*good.spec));
+        }
+        assert_eq!((directory_of("mem:"), identity_of("mem:")), (None, None));
 
         fs::write(real.join("file"), "").unwrap();
         assert!(said(source(&format!("{text}/none"))).contains("does not exist"));
@@ -167,6 +212,36 @@ mod tests {
         assert!(said(source(&format!("{text}/file/x"))).contains("a part of the path"));
         assert!(said(source(&format!("fault:,{text}/none"))).contains("does not exist"));
         assert!(said(source("")).contains("empty"));
+    }
+
+    #[cfg(feature = "objects")]
+    #[test]
+    fn a_volume_on_object_storage_has_one_name() {
+        for (given, url) in [
+            ("s3://bucket/a/b", "s3://bucket/a/b"),
+            ("s3://bucket//a/b/", "s3://bucket/a/b"),
+            ("fault:write:hang,s3://bucket/a/b/", "s3://bucket/a/b"),
+        ] {
+            let source = source(given).unwrap();
+            assert_eq!(source.url.as_deref(), Some(url));
+            assert_eq!(source.directory, None);
+            assert_eq!(identity_of(&source.spec), Some(url));
+            assert_eq!(url_of(given).as_deref(), Some(url));
+            assert_eq!((directory_of(&source.spec), plain_directory_of(&source.spec)), (None, None));
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let real = fs::canonicalize(dir.path()).unwrap();
+        let file = source(&format!("file://{}/", real.display())).unwrap();
+        assert_eq!(file.spec, format!("file://{}", real.display()));
+        assert_eq!(file.directory, Some(real.clone()));
+        assert_eq!((directory_of(&file.spec), plain_directory_of(&file.spec)), (Some(real), None));
+        assert_eq!(identity_of(&source("memory://x").unwrap().spec), None);
+        assert_eq!(url_of("/srv/data"), None);
+        for wrong in
+            ["s3://", "ftp://host/x", "s3://user:secret@bucket/a", "s3://bucket/a?key=secret", "file:///"]
+        {
+            assert!(!said(source(wrong)).contains("secret"), "{wrong}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! | directory | holds |
 //! |---|---|
 //! | `places/PATH/=/ID.volume` | a volume that is mounted or attached at `/PATH` |
-//! | `stores/PATH/=/ID.volume` | a volume whose store is the directory `/PATH` |
+//! | `stores/PATH/=/ID.volume` | a volume whose store is the directory `/PATH`, or the URL `PATH` (of long names, pieces) |
 //! | `mounts/ID` | a volume with a mount of its own |
 //! | `ended/MS-ID` | a record that stays for a while: its volume ended then, or was found dead and began then |
 //!
@@ -15,9 +15,10 @@
 //! index only: a process that finds an id reads its record and its socket, and removes an entry
 //! whose process is gone.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
 use std::io;
+use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
@@ -26,11 +27,14 @@ use rustix::fs::OFlags;
 use super::Record;
 use crate::control::volume_id::VolumeId;
 use crate::host::checks;
+use crate::object_volumes;
 
 /// The directory of a path's own entries.
 const HERE: &str = "=";
 /// The suffix of an entry's name. A directory could have such a name, too: entries are files.
 const ENTRY: &str = "volume";
+/// The longest directory for a part of a URL, which may be longer than a file's name.
+const PIECE_BYTES_MAX: usize = 200;
 /// How often a directory may be removed by a process that removes the last entry below it.
 const ATTEMPTS: usize = 1000;
 
@@ -56,7 +60,7 @@ impl Index {
             make_in(&self.0.join("mounts"), record.id.as_str().as_ref())?;
         }
         for (of, path) in paths_of(record) {
-            self.add_at(of, path, &record.id)?;
+            self.add_at(of, &path, &record.id)?;
         }
         Ok(())
     }
@@ -71,7 +75,7 @@ impl Index {
             let _not_there = fs::remove_file(self.0.join("mounts").join(record.id.as_str()));
         }
         for (of, path) in paths_of(record) {
-            self.remove_at(of, path, &record.id);
+            self.remove_at(of, &path, &record.id);
         }
     }
 
@@ -156,9 +160,17 @@ impl Index {
 }
 
 /// Where a volume is, and its store.
-fn paths_of(record: &Record) -> impl Iterator<Item = (PathKind, &Path)> {
-    let store = checks::directory_of(record.source.as_str()).map(|dir| (PathKind::Stores, Path::new(dir)));
-    [(PathKind::Places, Path::new(record.mountpoint.as_str()))].into_iter().chain(store)
+fn paths_of(record: &Record) -> impl Iterator<Item = (PathKind, PathBuf)> {
+    let source = record.source.as_str();
+    let url = checks::identity_of(source).filter(|name| object_volumes::looks_like(name)).map(path_of_url);
+    let stores = checks::directory_of(source).into_iter().chain(url).map(|path| (PathKind::Stores, path));
+    [(PathKind::Places, PathBuf::from(record.mountpoint.as_str()))].into_iter().chain(stores)
+}
+
+/// The path that a URL has in the index. An absolute path never begins like it.
+pub(super) fn path_of_url(url: &str) -> PathBuf {
+    let pieces = url.split('/').flat_map(|part| part.as_bytes().chunks(PIECE_BYTES_MAX));
+    pieces.map(|piece| OsString::from_vec(piece.to_vec())).collect()
 }
 
 fn entry(id: &VolumeId) -> String {

@@ -17,8 +17,8 @@ use crate::term::shown::Show as _;
 pub fn check_alone(source: &Path) -> Result<()> {
     for volume in target::nested(source).iter().filter(|volume| volume.is_running()) {
         let record = volume.record();
-        let Some(other) = directory_of(record.source.as_str()).map(Path::new) else { continue };
-        let Some(how) = nested(source, other) else { continue };
+        let Some(other) = directory_of(record.source.as_str()) else { continue };
+        let Some(how) = nested(source, &other) else { continue };
         // A volume whose store is free is only about to leave. One that does not answer still has
         // it.
         let is_over = match volume.status() {

@@ -224,7 +224,7 @@ fn choose(
     }
     let volume = match path.as_deref() {
         Some(path) => take(&|volume| names(volume, name, path)),
-        None => None,
+        None => name.to_str().and_then(checks::url_of).and_then(|url| take(&|volume| has_url(volume, &url))),
     };
     let mount = volume.as_ref().and_then(|volume| mount_of(volume, table));
     Target { mount, volume, path }
@@ -328,7 +328,13 @@ fn names(volume: &RegisteredVolume, name: &OsStr, path: &Path) -> bool {
     let path = exact(path);
     record.mountpoint == path
         || record.source == exact(name)
-        || checks::directory_of(record.source.as_str()).is_some_and(|dir| dir == path)
+        || checks::directory_of(record.source.as_str()).is_some_and(|dir| dir == Path::new(&path))
+}
+
+/// Whether the volume's store has this canonical URL. Another user's records may be untrue about
+/// that.
+fn has_url(volume: &RegisteredVolume, url: &str) -> bool {
+    !volume.dir.is_foreign() && checks::identity_of(volume.record().source.as_str()) == Some(url)
 }
 
 /// `name` as an absolute path whose directories are resolved; the last part is resolved only if it
@@ -344,8 +350,11 @@ pub fn plain_path(name: &OsStr) -> Option<PathBuf> {
     look_at(path).0
 }
 
-/// `name` as a path, without any look-up.
+/// `name` as a path, without any look-up. None: it is empty, or the URL of a store.
 fn absolute(name: &OsStr) -> Option<PathBuf> {
+    if name.to_str().is_some_and(|name| checks::url_of(name).is_some()) {
+        return None;
+    }
     let name = name.as_bytes();
     let name = Path::new(OsStr::from_bytes(name.strip_prefix(b"dir:").unwrap_or(name)));
     Some(std::path::absolute(name).ok()?.components().collect())

@@ -13,7 +13,7 @@ use toml::Spanned;
 use volume::{CgroupPath, LimitChange};
 
 use super::sources::{self, Sources};
-use crate::cli::opts::{MountOptions, VALID, of_the_mountpoint};
+use crate::cli::opts::{self, MountOptions, VALID, of_object_storage, of_the_mountpoint};
 use crate::cli::suggest::nearest;
 use crate::control::api::Missing;
 use crate::term::shown::{Name, Show as _, in_one_line};
@@ -281,14 +281,21 @@ impl Config {
             sources.add(source, line, &path).map_err(|what| Wrong { line, what })?;
             lines.push(line);
             let own = check(text, entry.options.as_ref())?;
+            let in_own = |what: String| at(entry.options.as_ref().map_or(place.span(), Spanned::span), what);
             if is_attached && let Some(option) = of_the_mountpoint(own) {
                 let what =
                     format!("option {option} is the mountpoint's, not that of a volume that is attached");
-                return Err(at(entry.options.as_ref().map_or(place.span(), Spanned::span), what));
+                return Err(in_own(what));
             }
-            let defaults = defaults
-                .split(',')
-                .filter(|option| !(option.is_empty() || is_attached && of_the_mountpoint(option).is_some()));
+            opts::fit(&[own.to_owned()], source).map_err(|problem| in_own(problem.to_string()))?;
+            // What other volumes of the file may need and this one cannot have is left out.
+            let is_meant = |option: &&str| {
+                let is_the_mountpoints = of_the_mountpoint(option).is_some();
+                let is_unfit = of_object_storage(option).is_some()
+                    && opts::fit(&[(*option).to_owned()], source).is_err();
+                !(option.is_empty() || is_attached && is_the_mountpoints || is_unfit)
+            };
+            let defaults = defaults.split(',').filter(is_meant);
             let options: Vec<&str> = defaults.chain([own]).filter(|list| !list.is_empty()).collect();
             let options = options.join(",");
             let source = source.clone();
@@ -412,6 +419,18 @@ mod tests {
         assert_eq!(config.volumes[1].options, "cache=64M");
     }
 
+    #[cfg(feature = "objects")]
+    #[test]
+    fn of_the_defaults_a_directory_has_none_of_object_storage() {
+        let config = Config::parse(
+            "[defaults]\noptions = \"cache=64M,encrypt-key-file=/key\"\n[[volume]]\nsource = \"s3://bucket/a\"\nmountpoint = \"/mnt/a\"\n\
+             options = \"takeover\"\n[[volume]]\nsource = \"/srv\"\nmountpoint = \"/mnt/b\"\n",
+        )
+        .unwrap();
+        assert_eq!(config.volumes[0].options, "cache=64M,encrypt-key-file=/key,takeover");
+        assert_eq!(config.volumes[1].options, "cache=64M");
+    }
+
     #[test]
     fn a_limit_is_for_one_volume_or_for_all() {
         let text = "[[volume]]\nsource = \"mem:\"\nmountpoint = \"/mnt/a\"\n[[volume]]\nsource = \"/b\"\nmountpoint = \"/mnt/b\"\n\
@@ -497,6 +516,11 @@ mod tests {
                 4,
                 "option uring=off is the mountpoint's",
             ),
+            (
+                "[[volume]]\nsource = \"/s\"\nmountpoint = \"/a\"\noptions = \"takeover\"\n",
+                4,
+                "is for volumes on object storage",
+            ),
             ("[[volume]\n", 1, ""),
             ("", 1, "there is no [[volume]]"),
             ("[defaults]\noptions = \"ro\"\n", 1, "there is no [[volume]]"),
@@ -513,7 +537,7 @@ mod tests {
             (
                 "[[volume]]\nsource = \"ftp://host/x\"\nmountpoint = \"/a\"\n",
                 2,
-                "there is no kind of store ftp:",
+                if cfg!(feature = "objects") { "unknown scheme" } else { "is built without" },
             ),
             (
                 "[[volume]]\nsource = \"data\"\nmountpoint = \"/a\"\n",

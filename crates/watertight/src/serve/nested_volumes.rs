@@ -458,11 +458,10 @@ fn detach(path: &Path, config: &VolumeConfig) -> Result<()> {
 }
 
 /// The place where its store is attached inside the mountpoint of `around` now, by its process.
-/// Stores that are no directories, of which there may be many of one name, are known by their paths
-/// only.
+/// Stores in memory, of which there may be many of one name, are known by their paths only.
 fn elsewhere(config: &VolumeConfig, around: &target::RegisteredVolume) -> Option<PathBuf> {
     let spec = crate::host::checks::source(&config.source).ok()?.spec;
-    let store = crate::host::checks::directory_of(&spec)?;
+    let store = crate::host::checks::identity_of(&spec)?;
     let root = Some(&around.record().id);
     let is_it = |volume: &target::RegisteredVolume| {
         volume.record().source == spec && volume.record().attached_to.as_ref() == root

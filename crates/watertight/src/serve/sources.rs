@@ -1,12 +1,13 @@
 //! Checks of the stores of a file: of their names alone, whenever the file is read, and of the
 //! directories themselves where the file is only checked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
 use crate::host::checks;
-use crate::term::shown::Show as _;
+use crate::object_volumes;
+use crate::term::shown::{Show as _, Shown};
 
 /// The stores of a file so far.
 #[derive(Debug, Default)]
@@ -14,12 +15,25 @@ pub(super) struct Sources {
     /// Their directories, and the line of each. Paths inside a directory come right after it: none
     /// of thousands is compared with all.
     directories: BTreeMap<PathBuf, usize>,
+    /// The volumes on object storage by their canonical URLs, and the line of each.
+    urls: HashMap<String, usize>,
 }
 
 impl Sources {
     /// Checks the store `source` in this line, whose volume is to be at `place`.
     pub(super) fn add(&mut self, source: &str, line: usize, place: &Path) -> Result<(), String> {
-        let Some(directory) = directory(source)? else { return Ok(()) };
+        let (directory, url) = match named(source)? {
+            StoreName::Memory => return Ok(()),
+            StoreName::Directory(directory) => (Some(directory), None),
+            StoreName::Url(url) => (object_volumes::directory(&url), Some(url)),
+        };
+        if let Some(url) = url {
+            if let Some(line) = self.urls.get(&url) {
+                return Err(is_taken(url.shown(), *line));
+            }
+            self.urls.insert(url, line);
+        }
+        let Some(directory) = directory else { return Ok(()) };
         let directory: PathBuf = directory.components().collect();
         checks::apart(&directory, place).map_err(|problem| problem.to_string())?;
         self.check_alone(&directory)?;
@@ -32,7 +46,7 @@ impl Sources {
     fn check_alone(&self, directory: &Path) -> Result<(), String> {
         let shown = directory.shown();
         if let Some(line) = self.directories.get(directory) {
-            return Err(format!("the store {shown} is that of line {line} already: a store has one volume"));
+            return Err(is_taken(shown, *line));
         }
         let around = directory.ancestors().skip(1).find_map(|dir| self.directories.get_key_value(dir));
         let from = (Bound::Excluded(directory), Bound::Unbounded);
@@ -65,25 +79,41 @@ pub(super) fn look<'a>(
     Ok(())
 }
 
-/// The directory that a source names; none for one that is in no directory.
-fn directory(source: &str) -> Result<Option<&Path>, String> {
+fn is_taken(store: Shown<'_>, line: usize) -> String {
+    format!("the store {store} is that of line {line} already: a store has one volume")
+}
+
+/// The store that a source names.
+enum StoreName {
+    /// One of its own, whatever the name.
+    Memory,
+    Directory(PathBuf),
+    /// Canonical.
+    Url(String),
+}
+
+fn named(source: &str) -> Result<StoreName, String> {
+    if object_volumes::looks_like(source) {
+        let url = object_volumes::canonical(source).map_err(|problem| problem.to_string())?;
+        return Ok(if checks::identity_of(&url).is_some() { StoreName::Url(url) } else { StoreName::Memory });
+    }
     let path = match source.split_once(':') {
-        Some(("mem", _)) => return Ok(None),
+        Some(("mem", _)) => return Ok(StoreName::Memory),
         Some(("dir", path)) => path,
         Some(("fault", rest)) => {
             let inner = rest.split_once(',').ok_or("a store with faults is fault:RULES,SOURCE")?.1;
-            return directory(inner);
+            return named(inner);
         }
         Some((scheme, _)) if !scheme.contains('/') => {
             return Err(format!(
-                "there is no kind of store {}:; give a directory, dir:DIRECTORY, mem: or mem:size=1G",
+                "there is no kind of store {}:; give a directory, dir:DIRECTORY, mem:, mem:size=1G or s3://BUCKET/PREFIX",
                 scheme.shown()
             ));
         }
         _ => source,
     };
     if Path::new(path).is_absolute() {
-        return Ok(Some(Path::new(path)));
+        return Ok(StoreName::Directory(PathBuf::from(path)));
     }
     Err(format!("source {} is not an absolute path: it has to begin with /", path.shown()))
 }
@@ -118,6 +148,30 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[cfg(feature = "objects")]
+    #[test]
+    fn two_urls_of_one_volume_are_found_and_memory_is_always_another() {
+        let mut sources = Sources::default();
+        let mut add = |source: &str, line: usize| sources.add(source, line, Path::new("/mnt"));
+        add("s3://bucket/a", 1).unwrap();
+        add("s3://bucket/b", 2).unwrap();
+        add("gs://bucket/a", 3).unwrap();
+        add("memory://x", 4).unwrap();
+        add("memory://x", 5).unwrap();
+        add("file:///srv/a", 6).unwrap();
+        for (source, said) in [
+            ("s3://bucket//a/", "is that of line 1 already"),
+            ("fault:write:hang,s3://bucket/b", "is that of line 2 already"),
+            ("file:///srv//a/", "is that of line 6 already"),
+            ("/srv/a/b", "lie one in the other"),
+            ("file:///mnt", "are the same directory"),
+            ("s3://", "bucket"),
+        ] {
+            let what = add(source, 9).unwrap_err();
+            assert!(what.contains(said), "{source}: {what}");
         }
     }
 

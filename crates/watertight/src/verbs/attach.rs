@@ -6,8 +6,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use super::ended;
-use crate::cli::opts::MountOptions;
-use crate::cli::opts::of_the_mountpoint;
+use crate::cli::opts::{self, MountOptions, of_the_mountpoint};
 use crate::cli::{AttachArgs, MoveArgs, UmountArgs};
 use crate::control::api::{AttachRequest, DetachReply, DetachRequest, MoveRequest, UmountKind};
 use crate::control::client::CallError;
@@ -80,6 +79,9 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
         return Err(Problem::usage(
             "a directory that is shown in a second place has no options of its own: leave out -o",
         ));
+    }
+    if let Some(source) = &source {
+        opts::fit(&args.options, source)?;
     }
     let (path, options) = (place.inside.clone(), args.options.clone());
     let request = AttachRequest { path, source, volume, from, options, mountpoint: place.mountpoint() };

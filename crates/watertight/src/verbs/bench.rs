@@ -127,7 +127,7 @@ fn bench(args: &BenchArgs, places: &Arc<Places>) -> Result<()> {
         .map_err(|why| Problem::failure(format!("bench: {mountpoint}: {why}")))?;
     // Both sides do the same work, or they could not be compared.
     let most = on_volume.as_ref().map_or(FILE_BYTES, Side::file_bytes);
-    let (on_store, no_store) = match checks::directory_of(source.as_str()) {
+    let (on_store, no_store) = match checks::plain_directory_of(source.as_str()) {
         Some(store) => match started(Path::new(store), most) {
             Ok(side) => (Some(side), None),
             Err(why) => (None, Some(why.to_string())),

@@ -87,7 +87,8 @@ fn mount(call: &MountCall) -> Result<ExitCode> {
     if call.fake {
         let source = checks::source(&call.source)?;
         let mountpoint = checks::mountpoint(&call.mountpoint)?;
-        opts::MountOptions::parse(&[options])?;
+        opts::MountOptions::parse(std::slice::from_ref(&options))?;
+        opts::fit(&[options], &source.spec)?;
         source.directory.map_or(Ok(()), |directory| checks::apart(&directory, &mountpoint))?;
         return Ok(ExitCode::SUCCESS);
     }

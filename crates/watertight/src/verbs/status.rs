@@ -226,9 +226,8 @@ impl Report {
     fn leave_out_what_is_over(&mut self) {
         let all = std::mem::take(&mut self.ended);
         let mounted_again = |record: &Record| {
-            let again = |source: &Name, mountpoint: &Name| match checks::directory_of(record.source.as_str())
-            {
-                Some(directory) => checks::directory_of(source.as_str()) == Some(directory),
+            let again = |source: &Name, mountpoint: &Name| match checks::identity_of(record.source.as_str()) {
+                Some(store) => checks::identity_of(source.as_str()) == Some(store),
                 None => *source == record.source && *mountpoint == record.mountpoint,
             };
             self.volumes.iter().any(|v| again(&v.status.source, &v.status.mountpoint))

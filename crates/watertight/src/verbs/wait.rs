@@ -7,7 +7,7 @@ use crate::cli::WaitArgs;
 use crate::control::api::{Ended, State};
 use crate::control::client::{CallError, Client};
 use crate::control::progress;
-use crate::host::{mountinfo, unmount};
+use crate::host::{checks, mountinfo, unmount};
 use crate::registry::Record;
 use crate::registry::target::{self, RegisteredVolume, Target};
 use crate::term::console::console;
@@ -42,6 +42,9 @@ pub fn run(args: &WaitArgs) -> Result<()> {
         }
         return match path.filter(|path| path.is_dir()) {
             Some(dir) => unknown_directory(&dir),
+            None if args.volume.to_str().and_then(checks::url_of).is_some() => Err(Problem::usage(format!(
+                "no process of this host has the volume {name}; `watertight info {name}` tells who holds it"
+            ))),
             None => Err(Problem::usage(format!(
                 "there is no volume {name}; `watertight status` lists the volumes by mountpoint, store and id"
             ))),
@@ -87,7 +90,7 @@ fn outcome(args: &WaitArgs, volume: &RegisteredVolume) -> Result<()> {
 /// its store is in use in another place, and so not free.
 fn used_again(ended: &RegisteredVolume) -> Option<String> {
     let source = &ended.record().source;
-    let store = crate::host::checks::directory_of(source.as_str())?;
+    let store = crate::host::checks::identity_of(source.as_str())?;
     let again = target::running(store.as_ref()).into_iter().find(|other| other.record().source == *source)?;
     let (there, here) = (again.record(), &ended.record().mountpoint);
     Some(format!(

@@ -31,6 +31,8 @@ mod matrix;
 mod metrics;
 mod names;
 mod namespace;
+#[cfg(feature = "objects")]
+mod objects;
 mod openapi;
 mod places;
 mod privileges;
@@ -49,3 +51,5 @@ mod top;
 mod unmounting;
 mod unprivileged;
 mod verbs;
+#[cfg(not(feature = "objects"))]
+mod without_objects;

@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::rig::{Out, PROGRAM, Rig, copy_program, has, run, unshare};
 
 /// Runs a shell script as user 65534 in a mount namespace where every user may open `/dev/fuse`.
-fn as_nobody(rig: &Rig, script: &str) -> Out {
+pub(crate) fn as_nobody(rig: &Rig, script: &str) -> Out {
     as_nobody_with(rig, "666", script)
 }
 

@@ -45,13 +45,11 @@ impl Attachments {
         self.attach_store(source, options, place)
     }
 
-    /// The volume with this store. Stores that are no directories have no identity: each name of
-    /// one means a new store.
+    /// The volume with this store, if that has an identity.
     fn of_store(&self, source: &str) -> Option<Arc<Attached>> {
         let source = checks::source(source).ok()?;
-        let directory = source.directory?;
-        let has_it =
-            |one: &Arc<Attached>| checks::directory_of(&one.source).map(Path::new) == Some(&*directory);
+        let identity = checks::identity_of(&source.spec)?;
+        let has_it = |one: &Arc<Attached>| checks::identity_of(&one.source) == Some(identity);
         self.all().into_iter().find(has_it)
     }
 

@@ -72,11 +72,11 @@ impl Attachments {
         };
         let target = checks::mountpoint(Path::new(&request.mountpoint)).map_err(words)?;
         for one in self.all() {
-            let directory = checks::directory_of(&one.source).map(Path::new);
-            directory.map_or(Ok(()), |directory| checks::apart(directory, &target)).map_err(words)?;
+            let directory = checks::directory_of(&one.source);
+            directory.map_or(Ok(()), |directory| checks::apart(&directory, &target)).map_err(words)?;
         }
         if let Some(directory) = checks::directory_of(&self.root.source) {
-            checks::apart(Path::new(directory), &target).map_err(words)?;
+            checks::apart(&directory, &target).map_err(words)?;
         }
         let tree = self
             .tree

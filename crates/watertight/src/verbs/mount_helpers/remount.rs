@@ -154,7 +154,7 @@ fn remount(mount: &Mount, flags: MountFlags) -> Result<()> {
 
 /// The store's directory, if the host has that read-only.
 fn read_only_store(volume: &RegisteredVolume) -> Option<String> {
-    let directory = checks::directory_of(volume.record().source.as_str())?;
+    let directory = checks::plain_directory_of(volume.record().source.as_str())?;
     let is_read_only = statvfs(directory).is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::RDONLY));
     is_read_only.then(|| directory.to_owned())
 }

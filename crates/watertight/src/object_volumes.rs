@@ -1,0 +1,146 @@
+//! Volumes on object storage, where this program is built with them: the only way to the crate
+//! `objects`, which is the cargo feature of that name.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use store::{Error, Store};
+
+use crate::term::problem::{Problem, Result};
+use crate::term::shown::{Show as _, in_one_line};
+
+/// What `s3://…` gets from a program that is built without.
+#[cfg(not(feature = "objects"))]
+const ABSENT: &str = "this watertight is built without volumes on object storage (cargo feature `objects`)";
+
+/// Other stores whose names could be followed by `//`.
+const OTHER_STORES: [&str; 3] = ["dir", "mem", "fault"];
+
+/// The operation in which reading a key file fails.
+#[cfg(feature = "objects")]
+const KEY_FILE: &str = "key file";
+
+/// Whether a source is meant as the URL of a volume, rightly or wrongly: `WORD://`, of a word that
+/// names no other store.
+#[must_use]
+pub fn looks_like(source: &str) -> bool {
+    source.split_once("://").is_some_and(|(scheme, _)| {
+        scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+            && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+            && !OTHER_STORES.contains(&scheme)
+    })
+}
+
+/// The one name of the volume that a URL names, by which it is known. Asks no server.
+///
+/// # Errors
+/// Exit 2: what is wrong with it.
+#[cfg(feature = "objects")]
+pub fn canonical(url: &str) -> Result<String> {
+    objects::canonical(url).map_err(|error| Problem::usage(in_one_line(&format!("source {}", words(&error)))))
+}
+
+/// Fails: this program is built without.
+#[cfg(not(feature = "objects"))]
+pub fn canonical(_url: &str) -> Result<String> {
+    Err(absent())
+}
+
+/// The directory of this host that a canonical `file://` URL names.
+#[must_use]
+pub fn directory(url: &str) -> Option<PathBuf> {
+    #[cfg(feature = "objects")]
+    return objects::directory(url);
+    #[cfg(not(feature = "objects"))]
+    return url.strip_prefix("file://").map(PathBuf::from);
+}
+
+/// The options of a mount that only such volumes have.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ObjectOptions {
+    /// Take the volume from a holder that does not answer.
+    pub takeover: bool,
+    /// The host whose journal may be given up.
+    pub abandon: Option<String>,
+    /// The file with the key.
+    pub key_file: Option<PathBuf>,
+}
+
+/// Opens the volume, which is to be seen at `mountpoint`.
+///
+/// # Errors
+/// Those of the store.
+#[cfg(feature = "objects")]
+pub(crate) fn open(
+    url: &str,
+    options: &ObjectOptions,
+    read_only: bool,
+    mountpoint: &Path,
+) -> store::Result<Arc<dyn Store>> {
+    let ObjectOptions { takeover, abandon, key_file } = options.clone();
+    let mountpoint = crate::term::shown::exact(mountpoint);
+    objects::open(url, &objects::OpenOptions { mountpoint, takeover, abandon, read_only, key_file })
+}
+
+/// Fails: this program is built without.
+#[cfg(not(feature = "objects"))]
+pub(crate) fn open(
+    _url: &str,
+    _options: &ObjectOptions,
+    _read_only: bool,
+    _mountpoint: &Path,
+) -> store::Result<Arc<dyn Store>> {
+    Err(Error::with(store::ErrorKind::Unsupported, "open store", ABSENT))
+}
+
+/// Why a volume can be neither opened, made nor described, in plain words.
+pub(crate) fn problem(url: &str, error: &Error) -> Problem {
+    let (shown, words) = (url.shown(), in_one_line(words(error)));
+    #[cfg(feature = "objects")]
+    if error.op() == KEY_FILE {
+        return Problem::usage(format!("key file: {words}"));
+    }
+    match error.kind() {
+        store::ErrorKind::Invalid => Problem::usage(format!("{shown}: {words}")),
+        store::ErrorKind::NotFound => Problem::failure(format!(
+            "there is no volume at {shown}: {words}; `watertight format {shown}` makes one"
+        )),
+        _ => Problem::failure(format!("{shown}: {words}")),
+    }
+}
+
+/// An error's own words, without the operation's name, which means nothing to a person.
+pub(crate) fn words(error: &Error) -> &str {
+    error.detail().unwrap_or("it cannot be used")
+}
+
+/// Why nothing of it works here.
+#[cfg(not(feature = "objects"))]
+pub(crate) fn absent() -> Problem {
+    Problem::failure(ABSENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_told_from_a_path_and_from_other_stores() {
+        for url in ["s3://bucket", "S3://bucket/a", "ftp://x", "file:///a", "az://c/p:q"] {
+            assert!(looks_like(url), "{url}");
+        }
+        for other in [
+            "/srv/s3://x",
+            "./s3://x",
+            "s3:bucket",
+            "://x",
+            "dir://srv",
+            "mem://",
+            "fault:a,s3://b/c",
+            "1://x",
+            "",
+        ] {
+            assert!(!looks_like(other), "{other}");
+        }
+    }
+}
