@@ -13,13 +13,15 @@ use crate::bucket::{Bucket, Patience};
 use crate::codec::Codec;
 pub use crate::compression::Compression;
 use crate::crypto::{DataKey, UserKey};
+use crate::engine::totals_in_tables;
 use crate::format::{self, Format, Uuid};
 use crate::key_file;
 use crate::lease::{Lease, Request, State, ThisHost};
 use crate::mount::{MountOptions, Mounted};
 use crate::open::open_bucket;
+use crate::rows::Totals;
 use crate::store::{BucketStore, wait};
-use crate::url::Url;
+use crate::url::{Scheme, Url};
 use crate::wrapped_key::WrappedKey;
 
 /// The schemes of the URLs that name a volume.
@@ -162,6 +164,9 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     let runtime = crate::runtime::handle()?;
     let host = Arc::new(ThisHost::new()?);
     let opened = async {
+        if url.scheme() == Scheme::Memory {
+            make_in_memory(&bucket).await?;
+        }
         let (format, epoch) = tokio::try_join!(format::read(&bucket), Mounted::last_epoch(&bucket))?;
         let codec = codec_of(&format, key.as_ref())?;
         let request = Request {
@@ -191,6 +196,17 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     };
     let mounted = wait(&runtime, opened)?;
     Ok(BucketStore::new(url.to_string(), mounted, runtime))
+}
+
+/// A volume in memory is made when it is first opened.
+async fn make_in_memory(bucket: &Bucket) -> Result<()> {
+    match format::read(bucket).await {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        other => return other.map(drop),
+    }
+    let uuid = Uuid::random()?;
+    format::create(bucket, format::Options { uuid, ..Default::default() }).await?;
+    Lease::create_free(bucket).await.map(drop)
 }
 
 /// How the volume's data is encoded.
@@ -267,11 +283,20 @@ pub fn info(url: &str, key_file: Option<&std::path::Path>) -> Result<Info> {
     let key = key_file.map(key_file::read).transpose()?;
     let bucket = open_bucket(&url)?;
     let runtime = crate::runtime::handle()?;
-    let (format, lease) =
-        wait(&runtime, async { tokio::try_join!(format::read(&bucket), Lease::read(&bucket)) })?;
-    if key.is_some() || format.encryption.is_none() {
-        codec_of(&format, key.as_ref())?;
-    }
+    let asked = async {
+        let (format, lease, epoch) =
+            tokio::try_join!(format::read(&bucket), Lease::read(&bucket), Mounted::last_epoch(&bucket))?;
+        let is_readable = key.is_some() || format.encryption.is_none();
+        let codec = if is_readable { Some(codec_of(&format, key.as_ref())?) } else { None };
+        let (store, root) = bucket.raw();
+        let totals = match (codec, epoch) {
+            (Some(codec), Some(_)) => Some(totals_in_tables((store, &root), codec).await?),
+            (Some(_), None) => Some(Totals::default()),
+            (None, _) => None,
+        };
+        Ok::<_, Error>((format, lease, totals))
+    };
+    let (format, lease, totals) = wait(&runtime, asked)?;
     let holder = lease.and_then(|lease| lease.holder.filter(|_| lease.state == State::Held));
     Ok(Info {
         url: url.to_string(),
@@ -280,8 +305,9 @@ pub fn info(url: &str, key_file: Option<&std::path::Path>) -> Result<Info> {
         created: in_utc(format.created),
         compression: format.compression,
         encrypted: format.encryption.is_some(),
-        bytes: None,
-        files: None,
+        bytes: totals.map(|totals| totals.bytes.try_into().unwrap_or(0)),
+        // The root has no name.
+        files: totals.map(|totals| (totals.inodes - 1).try_into().unwrap_or(0)),
         holder: holder.map(|holder| Holder {
             host: holder.host,
             pid: holder.process.pid,

@@ -16,6 +16,7 @@ use crate::engine::Batch;
 use crate::extents::{ExtentChange, overlapping};
 use crate::node::{Locked, Pin};
 use crate::pending::given_up;
+use crate::pieces::Taken;
 use crate::rows::{Extent, ExtentRow, inode_key};
 use crate::segments::EXTENT_BYTES_MAX;
 use crate::tree::{Tree, fail, now};
@@ -26,14 +27,6 @@ const SMALL_BYTES_MAX: usize = 256 << 10;
 const ROUND_BYTES: u64 = EXTENT_BYTES_MAX as u64;
 /// Extents that one read looks at, at a time.
 const READ_EXTENTS: usize = 64;
-
-/// What a round takes.
-struct Round {
-    number: u64,
-    pieces: Vec<(u64, Bytes)>,
-    /// What it gives back to the volume's bound.
-    bytes: u64,
-}
 
 /// The end of `offset` and `len`.
 pub(crate) fn end_of(offset: u64, len: u64, op: &'static str) -> Result<u64> {
@@ -93,9 +86,8 @@ impl Tree {
     /// Begins a round if there is data for it; returns how many rounds have to end until all that
     /// was written by now has its extents.
     pub(crate) fn settle(self: &Arc<Self>, pin: &Pin, state: &mut Locked) -> u64 {
-        if let Some((number, pieces, bytes)) = state.pieces.take() {
+        if let Some(round) = state.pieces.take() {
             let (tree, pin) = (Arc::clone(self), pin.clone());
-            let round = Round { number, pieces, bytes };
             self.runtime.spawn(async move {
                 let bytes = round.bytes;
                 match tree.run_round(&pin, round).await {
@@ -154,7 +146,7 @@ impl Tree {
         }
     }
 
-    async fn run_round(self: &Arc<Self>, pin: &Pin, round: Round) -> Result<()> {
+    async fn run_round(self: &Arc<Self>, pin: &Pin, round: Taken) -> Result<()> {
         let extents = extents_of(&round.pieces);
         let len: usize = extents.iter().map(|(_, data)| data.len()).sum();
         let stored = if len > SMALL_BYTES_MAX {
@@ -166,7 +158,7 @@ impl Tree {
         } else {
             None
         };
-        self.wait_for(pin, round.number).await?;
+        self.wait_for(pin, round.round).await?;
         let stored = match stored {
             Some(stored) => stored,
             None => {
@@ -188,11 +180,11 @@ impl Tree {
             state.stored_size = state.stored_size.max(end);
         }
         self.write_extents(pin, &mut state, change).await?;
-        state.pieces.end(round.number);
-        if state.pieces.is_empty() && state.pieces.rounds() == round.number + 1 {
+        state.pieces.end(round.round);
+        if state.pieces.is_empty() && state.pieces.rounds() == round.round + 1 {
             self.pending.remove(pin.ino);
         }
-        pin.ended.send_replace(round.number + 1);
+        pin.ended.send_replace(round.round + 1);
         Ok(())
     }
 

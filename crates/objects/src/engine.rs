@@ -2,6 +2,7 @@
 //! is.
 
 mod clock;
+mod compaction;
 mod slate;
 
 use std::fmt;
@@ -14,7 +15,7 @@ use store::Result;
 use crate::rows::{self, Totals};
 
 pub(crate) use clock::Clock;
-pub(crate) use slate::{SlateEngine, writer_epoch};
+pub(crate) use slate::{SlateEngine, totals_in_tables, writer_epoch};
 
 /// Changes that are made together or not at all.
 #[derive(Debug, Default)]

@@ -2,6 +2,7 @@
 //! difference becomes rows.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use store::Result;
 
@@ -58,8 +59,8 @@ impl ExtentChange {
         for extent in overlapping(engine, ino, (start, end), usize::MAX).await? {
             let end = extent.end();
             // One that was cut before is not what the engine still has.
-            if !self.before.contains_key(&end) {
-                self.before.insert(end, extent.clone());
+            if let Entry::Vacant(vacant) = self.before.entry(end) {
+                vacant.insert(extent.clone());
                 self.now.insert(end, extent);
             }
         }

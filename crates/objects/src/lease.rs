@@ -39,11 +39,11 @@ mod tests;
 #[cfg(test)]
 mod world;
 
-pub use held::{Ended, Held};
+pub use held::{Ended, Held, Lost, POLL};
 pub use host::{Host, ThisHost};
-pub use info::{LeaseInfo, Nonce, State};
+pub use info::{Claim, Holder, How, LeaseInfo, Nonce, Process, State, Took};
 pub use swap::Created;
-pub use take::Request;
+pub use take::{PATIENCE, Request};
 
 use std::sync::Arc;
 

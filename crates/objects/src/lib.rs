@@ -25,6 +25,7 @@
 
 #![forbid(unsafe_code)]
 
+mod acl;
 mod api;
 mod aws;
 pub mod bucket;
@@ -41,7 +42,7 @@ mod extents;
 pub mod format;
 mod hex;
 pub mod key_file;
-mod lease;
+pub mod lease;
 mod limited;
 mod log;
 mod mount;

@@ -12,6 +12,15 @@ pub(crate) struct Piece {
     round: u64,
 }
 
+/// What a round takes.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) round: u64,
+    pub(crate) pieces: Vec<(u64, Bytes)>,
+    /// Bytes that were written in it, also those written over since.
+    pub(crate) bytes: u64,
+}
+
 /// All pieces of a file; none overlaps another.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
@@ -75,9 +84,8 @@ impl Pieces {
         }
     }
 
-    /// Ends the current round, and returns its number, its pieces and how many bytes were written
-    /// in it; `None`: nothing was.
-    pub(crate) fn take(&mut self) -> Option<(u64, Vec<(u64, Bytes)>, u64)> {
+    /// Ends the current round; `None`: nothing was written in it.
+    pub(crate) fn take(&mut self) -> Option<Taken> {
         let round = self.current;
         let of_round = self.by_start.iter().filter(|(_, piece)| piece.round == round);
         let pieces: Vec<_> = of_round.map(|(at, piece)| (*at, piece.data.clone())).collect();
@@ -86,7 +94,7 @@ impl Pieces {
             return None;
         }
         self.current += 1;
-        Some((round, pieces, bytes))
+        Some(Taken { round, pieces, bytes })
     }
 
     /// The round that was taken last, as the number of rounds so far.
@@ -140,7 +148,7 @@ mod tests {
             steps in prop::collection::vec((0u64..64, 1u64..24, any::<u8>(), 0u8..4), 1..60)
         ) {
             let (mut pieces, mut model) = (Pieces::default(), [None; 100]);
-            let mut taken: Vec<(u64, Vec<(u64, Bytes)>)> = Vec::new();
+            let mut taken = Vec::new();
             for (start, len, byte, step) in steps {
                 let range = index(start)..index(start + len);
                 match step {
@@ -148,8 +156,8 @@ mod tests {
                         pieces.cut(start, start + len);
                         model[range].fill(None);
                     }
-                    1 => if let Some((round, of_round, _)) = pieces.take() {
-                        taken.push((round, of_round));
+                    1 => if let Some(round) = pieces.take() {
+                        taken.push(round.round);
                     },
                     _ => {
                         pieces.write(start, Bytes::from(vec![byte; index(len)]));
@@ -166,7 +174,7 @@ mod tests {
                     }
                 }
             }
-            for (round, _) in taken {
+            for round in taken {
                 pieces.end(round);
                 model.iter_mut().for_each(|there| if there.is_some_and(|(_, r)| r == round) { *there = None });
             }

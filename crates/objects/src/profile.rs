@@ -291,7 +291,7 @@ mod tests {
         };
         assert!(refusal().contains("not both"));
         let credentials = home.path().join(".aws/credentials");
-        std::fs::write(&credentials, vec![b'#'; (MAX_FILE + 1) as usize]).unwrap();
+        std::fs::write(&credentials, vec![b'#'; usize::try_from(MAX_FILE).unwrap() + 1]).unwrap();
         assert!(refusal().contains("larger than 1024 KiB"));
         std::fs::write(&credentials, b"[default]\n\xff").unwrap();
         assert!(refusal().contains("not UTF-8"));

@@ -206,3 +206,24 @@ fn replayed_rows_reach_the_tables() {
     let _closed = live(3, None, true);
     assert_eq!(live(4, None, false).unwrap(), 2);
 }
+
+/// A volume that is mounted, changed and unmounted more often than the engine has tables.
+#[test]
+fn tables_are_merged() {
+    let world = World::new(Arc::new(InMemory::new()), 1);
+    world.heal();
+    for life in 0..150_u8 {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+        runtime.expect("a runtime").block_on(async {
+            let mounted = open(&world, life).await.expect("nobody else holds it");
+            let tree = mounted.tree();
+            let what = NewNode::Special { kind: store::FileType::Regular, rdev: 0 };
+            let made = tree.make(ROOT, name(&life.to_string()), what, 0o644, CREATOR).await.expect("made");
+            tree.forget(made.id.0, 1);
+            let files = tree.engine.scan(crate::rows::keys_of(b'D', 1), 1000).await.expect("listed").len();
+            assert_eq!(files, usize::from(life) + 1);
+            assert_eq!(tree.totals.lock().inodes, i64::from(life) + 2);
+            mounted.close().await;
+        });
+    }
+}

@@ -264,6 +264,9 @@ struct BucketDir {
     names: Mutex<Names>,
 }
 
+/// Names that were read together.
+type Batch = Arc<Vec<(OsString, EntryRow)>>;
+
 /// Names that were read, in batches. A cookie is a name's place in the order in which they were
 /// read, behind `.` and `..`.
 #[derive(Debug, Default)]
@@ -271,15 +274,15 @@ struct Names {
     /// The last name of each batch: the next begins behind it.
     lasts: Vec<OsString>,
     /// The latest batches, by number.
-    kept: VecDeque<(usize, Arc<Vec<(OsString, EntryRow)>>)>,
+    kept: VecDeque<(usize, Batch)>,
 }
 
 impl Names {
-    fn kept(&self, number: usize) -> Option<Arc<Vec<(OsString, EntryRow)>>> {
+    fn kept(&self, number: usize) -> Option<Batch> {
         self.kept.iter().find(|(kept, _)| *kept == number).map(|(_, batch)| Arc::clone(batch))
     }
 
-    fn keep(&mut self, number: usize, batch: &Arc<Vec<(OsString, EntryRow)>>) {
+    fn keep(&mut self, number: usize, batch: &Batch) {
         if let Some((last, _)) = batch.last()
             && number == self.lasts.len()
             && batch.len() == LIST_BATCH
@@ -294,7 +297,7 @@ impl Names {
 }
 
 impl BucketDir {
-    fn batch(&self, number: usize) -> Result<Arc<Vec<(OsString, EntryRow)>>> {
+    fn batch(&self, number: usize) -> Result<Batch> {
         let after = {
             let names = self.names.lock();
             if let Some(batch) = names.kept(number) {

@@ -214,7 +214,7 @@ impl Tree {
             row.parent = parent.0;
             dir_state.row.nlink += 1;
         }
-        self.inherit_acl(parent.0, ino, &mut row, (perm, creator.umask), &mut batch).await?;
+        self.inherit_acl((parent.0, ino), &mut row, perm, &mut batch).await?;
         (dir_state.row.mtime, dir_state.row.ctime) = (row.ctime, row.ctime);
         let kind = row.kind;
         let (pin, state) = self.pin_new(ino, State::new(row)).await;
@@ -245,7 +245,7 @@ impl Tree {
         row.nlink = 0;
         let ino = self.new_ino();
         let mut batch = Batch::default();
-        self.inherit_acl(parent.0, ino, &mut row, (perm, creator.umask), &mut batch).await?;
+        self.inherit_acl((parent.0, ino), &mut row, perm, &mut batch).await?;
         let (pin, mut state) = self.pin_new(ino, State::new(row)).await;
         state.is_tmpfile = true;
         batch.put(inode_key(ino), state.stored());

@@ -1,4 +1,4 @@
-//! Extended attributes.
+//! Extended attributes, and what access control lists do to permissions.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use store::{ErrorKind, ObjectId, Result, SetXattr};
 
+use crate::acl::{ACCESS, Acl, DEFAULT};
 use crate::engine::Batch;
 use crate::node::State;
 use crate::rows::{self, InodeRow, Kind, inode_key, xattr_key};
@@ -62,7 +63,18 @@ impl Tree {
             }
         }
         let mut batch = Batch::default();
-        batch.put(xattr_key(id.0, name), Bytes::copy_from_slice(value));
+        let acl = if is_acl(name) { Some(Acl::read(value)?) } else { None };
+        match acl.filter(|_| name == ACCESS) {
+            Some(acl) => {
+                state.row.perm = state.row.perm & !0o777 | acl.mode();
+                if acl.is_mode_alone() {
+                    batch.delete(xattr_key(id.0, name));
+                } else {
+                    batch.put(xattr_key(id.0, name), Bytes::from(acl.to_bytes()));
+                }
+            }
+            None => batch.put(xattr_key(id.0, name), Bytes::copy_from_slice(value)),
+        }
         self.changed(id.0, &mut state, batch).await
     }
 
@@ -85,22 +97,44 @@ impl Tree {
         self.write(batch).await
     }
 
-    /// What a new inode takes over of its directory's access control list.
+    /// What a new inode takes over of its directory's access control list. The umask counts only
+    /// where the directory has no default.
     pub(crate) async fn inherit_acl(
         &self,
-        _dir: u64,
-        _ino: u64,
-        _row: &mut InodeRow,
-        (_perm, _umask): (u32, u32),
-        _batch: &mut Batch,
+        (dir, ino): (u64, u64),
+        row: &mut InodeRow,
+        perm: u32,
+        batch: &mut Batch,
     ) -> Result<()> {
+        if row.kind == Kind::Symlink {
+            return Ok(());
+        }
+        let Some(default) = self.engine.get(&xattr_key(dir, DEFAULT.as_ref())).await? else { return Ok(()) };
+        let mut acl = Acl::read(&default)?;
+        acl.restrict(perm);
+        row.perm = row.perm & !0o777 | acl.mode();
+        if !acl.is_mode_alone() {
+            batch.put(xattr_key(ino, ACCESS.as_ref()), Bytes::from(acl.to_bytes()));
+        }
+        if row.is_dir() {
+            batch.put(xattr_key(ino, DEFAULT.as_ref()), default);
+        }
         Ok(())
     }
 
     /// What a change of the permissions does to an access control list.
-    pub(crate) async fn chmod_acl(&self, _ino: u64, _perm: u32, _batch: &mut Batch) -> Result<()> {
+    pub(crate) async fn chmod_acl(&self, ino: u64, perm: u32, batch: &mut Batch) -> Result<()> {
+        let key = xattr_key(ino, ACCESS.as_ref());
+        let Some(value) = self.engine.get(&key).await? else { return Ok(()) };
+        let mut acl = Acl::read(&value)?;
+        acl.chmod(perm);
+        batch.put(key, Bytes::from(acl.to_bytes()));
         Ok(())
     }
+}
+
+fn is_acl(name: &OsStr) -> bool {
+    name == ACCESS || name == DEFAULT
 }
 
 /// The kernel's rules of names, as far as they do not depend on the caller.
@@ -108,6 +142,14 @@ fn may_have(row: &InodeRow, name: &OsStr, is_change: bool, op: &'static str) -> 
     let bytes = name.as_bytes();
     if bytes.is_empty() || bytes.len() > NAME_MAX {
         return fail(ErrorKind::Range, op);
+    }
+    if is_acl(name) {
+        return match row.kind {
+            Kind::Symlink => fail(ErrorKind::Unsupported, op),
+            Kind::Directory => Ok(()),
+            _ if name == DEFAULT && is_change => fail(ErrorKind::AccessDenied, op),
+            _ => Ok(()),
+        };
     }
     let known = [&b"user."[..], b"trusted.", b"security."];
     match known.iter().find(|prefix| bytes.starts_with(prefix)) {

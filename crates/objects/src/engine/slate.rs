@@ -10,11 +10,15 @@ use bytes::Bytes;
 use object_store::ObjectStore;
 use object_store::path::Path;
 use slatedb::admin::AdminBuilder;
-use slatedb::config::{FlushOptions, FlushType, ScanOptions, Settings};
-use slatedb::{Db, MergeOperator, MergeOperatorError, WriteBatch};
+use slatedb::config::{DbReaderOptions, FlushOptions, FlushType, ScanOptions, Settings};
+use slatedb::{Db, DbReader, DbReaderMode, MergeOperator, MergeOperatorError, WriteBatch};
 use store::{Error, ErrorKind, Result};
+use sync::Mutex;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use super::clock::Clock;
+use super::compaction::{Compaction, TABLES_MAX, TABLES_URGENT};
 use super::{Batch, Engine};
 use crate::codec::Codec;
 use crate::engine_blocks::Blocks;
@@ -30,6 +34,9 @@ const COMMITS: usize = 4;
 pub(crate) struct SlateEngine {
     db: Db,
     log: Arc<CommitLog>,
+    /// Ends the merging of tables.
+    stop: CancellationToken,
+    merging: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl fmt::Debug for SlateEngine {
@@ -51,6 +58,29 @@ pub(crate) async fn writer_epoch(store: Arc<dyn ObjectStore>, root: &Path) -> Re
     Ok(manifest.map(|manifest| manifest.writer_epoch()))
 }
 
+/// What the volume held when its tables were last written, which an unmount does: read without
+/// taking the volume.
+pub(crate) async fn totals_in_tables(
+    (store, root): (Arc<dyn ObjectStore>, &Path),
+    codec: Codec,
+) -> Result<Totals> {
+    let options = DbReaderOptions { skip_wal_replay: true, ..DbReaderOptions::default() };
+    let read = async {
+        let reader = DbReader::builder(path_below(root), store)
+            .with_reader_mode(DbReaderMode::FollowLatest)
+            .with_options(options)
+            .with_merge_operator(Arc::new(AddTotals))
+            .with_block_transformer(Arc::new(Blocks::new(codec)))
+            .build()
+            .await?;
+        let row = reader.get(rows::TOTALS).await?;
+        reader.close().await?;
+        Ok(row)
+    };
+    let row = read.await.map_err(|error: slatedb::Error| plain(&error))?;
+    row.map_or(Ok(Totals::default()), |row| rows::from_bytes(&row, "the totals"))
+}
+
 impl SlateEngine {
     /// Opens the engine for writing, if `epoch` is still the last writer's.
     pub(crate) async fn open(
@@ -62,19 +92,26 @@ impl SlateEngine {
     ) -> Result<Self> {
         let settings = Settings {
             flush_interval: None,
-            // Nobody else writes: compactions of this process are announced.
+            // Nobody else writes, and merges of this process are read when they end.
             manifest_poll_interval: Duration::from_secs(300),
             manifest_update_timeout: Duration::from_secs(60),
             l0_sst_size_bytes: TABLE_BYTES,
             max_unflushed_bytes: 4 * TABLE_BYTES,
-            l0_max_ssts: 64,
-            l0_max_ssts_per_key: 64,
+            l0_max_ssts: TABLES_MAX,
+            l0_max_ssts_per_key: TABLES_MAX,
             compactor_options: None,
             garbage_collector_options: None,
             ..Settings::default()
         };
         let clock = Arc::new(Clock::default());
-        let mut builder = Db::builder(path_below(root), store)
+        let path = path_below(root);
+        let merging = Compaction {
+            store: Arc::clone(&store),
+            path: path.clone(),
+            codec: codec.clone(),
+            clock: Arc::clone(&clock),
+        };
+        let mut builder = Db::builder(path, store)
             .with_settings(settings)
             .with_system_clock(Arc::clone(&clock) as _)
             .with_merge_operator(Arc::new(AddTotals))
@@ -84,7 +121,12 @@ impl SlateEngine {
             builder = builder.with_expected_epoch(epoch);
         }
         let db = builder.build().await.map_err(|error| plain(&error))?;
-        Ok(Self { db, log })
+        let stop = CancellationToken::new();
+        if db.manifest().l0().len() >= TABLES_URGENT {
+            merging.run(&db, &stop).await;
+        }
+        let merging = tokio::spawn(merging.keep(db.clone(), stop.clone()));
+        Ok(Self { db, log, stop, merging: Mutex::new(Some(merging)) })
     }
 
     /// A failure, by its cause in the log if there is one.
@@ -139,6 +181,11 @@ impl Engine for SlateEngine {
     }
 
     async fn close(&self) -> Result<()> {
+        self.stop.cancel();
+        let merging = self.merging.lock().take();
+        if let Some(merging) = merging {
+            let _it_ended = merging.await;
+        }
         let tables = FlushOptions { flush_type: FlushType::MemTable };
         self.db.flush_with_options(tables).await.map_err(|error| self.failed(&error))?;
         self.db.close().await.map_err(|error| self.failed(&error))
@@ -157,7 +204,7 @@ fn plain(error: &slatedb::Error) -> Error {
 }
 
 /// Adds changes of the totals.
-struct AddTotals;
+pub(super) struct AddTotals;
 
 impl MergeOperator for AddTotals {
     fn merge(
