@@ -231,8 +231,8 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         let real = fs::canonicalize(dir.path()).unwrap();
-        let file = source(&format!("file://{}/", real.display())).unwrap();
-        assert_eq!(file.spec, format!("file://{}", real.display()));
+        let file = source(&format!("file://{}/", real.to_str().unwrap())).unwrap();
+        assert_eq!(file.spec, format!("file://{}", real.to_str().unwrap()));
         assert_eq!(file.directory, Some(real.clone()));
         assert_eq!((directory_of(&file.spec), plain_directory_of(&file.spec)), (Some(real), None));
         assert_eq!(identity_of(&source("memory://x").unwrap().spec), None);

@@ -1,5 +1,7 @@
-//! Volumes on object storage, by `file://` and `memory://`, which need no server: the verbs
-//! `format` and `info`, and all that names a store.
+//! Volumes on object storage: the verbs `format` and `info`, and all that names a store.
+//!
+//! By `file://` and `memory://`, which need no server; with `WATERTIGHT_TEST_BUCKET`, as
+//! `tests/servers run` sets it, in a bucket of that server.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
@@ -28,7 +30,13 @@ impl World {
 
     /// Without the right to mount.
     fn of(rig: Rig, options: &[&str]) -> Self {
-        let url = format!("file://{}/bucket", rig.root.display());
+        let url = match std::env::var("WATERTIGHT_TEST_BUCKET") {
+            Ok(bucket) => {
+                let unique = rig.root.file_name().and_then(|name| name.to_str()).unwrap();
+                format!("s3://{bucket}/{}-{unique}", std::process::id())
+            }
+            Err(_) => format!("file://{}/bucket", rig.root.display()),
+        };
         let world = Self { rig, url };
         world.format(options).ok();
         world
@@ -201,7 +209,7 @@ fn names_that_cannot_be() {
         rig.run(&[verb]).ends(2, "<URL>");
     }
     rig.run(&["format", "--compress", "gzip", "s3://bucket/x"]).ends(2, "zstd");
-    rig.run(&["format", "--size", "lots", "s3://bucket/x"]).ends(2, "`lots` is no size");
+    rig.run(&["format", "--size", "lots", "s3://bucket/x"]).ends(2, "`lots` is not a size");
     assert!(!rig.is_mounted());
     assert!(!rig.runtime.exists(), "a runtime directory was made for nothing");
 }
