@@ -30,7 +30,6 @@ use slatedb::RowEntry;
 use slatedb::wal::{WalError, WalEvent, WalStatus, WalStatusListener};
 use store::{Error, ErrorKind, Result};
 use sync::Mutex;
-use sync::mutant::is_on;
 use tokio::sync::Notify;
 
 use crate::bucket::{Bucket, Condition};
@@ -286,9 +285,6 @@ impl CommitLog {
         let made = self.bucket.create(&name, PutPayload::from_bytes(object.clone())).await?;
         if matches!(made, Condition::Met(_)) {
             return Ok(true);
-        }
-        if is_on("objects-nonce-not-read") {
-            return Ok(false);
         }
         // An attempt whose answer was lost may have made it.
         let there = self.bucket.get_range(&name, 0..HEADER as u64).await?;

@@ -17,6 +17,7 @@ use sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::cache::TableCache;
 use super::clock::Clock;
 use super::compaction::{Compaction, TABLES_MAX, TABLES_URGENT};
 use super::{Batch, Engine};
@@ -114,6 +115,7 @@ impl SlateEngine {
         let mut builder = Db::builder(path, store)
             .with_settings(settings)
             .with_system_clock(Arc::clone(&clock) as _)
+            .with_db_cache(Arc::new(TableCache::default()), 0)
             .with_merge_operator(Arc::new(AddTotals))
             .with_block_transformer(Arc::new(Blocks::new(codec)))
             .with_wal_writer(Box::new(LogInit { log: Arc::clone(&log), nonce, clock }));

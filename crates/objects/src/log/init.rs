@@ -8,7 +8,6 @@ use bytes::Bytes;
 use object_store::PutPayload;
 use slatedb::wal::{WalError, WalIterator, WalRows, WriterInit, WriterInitResult, WriterManifest};
 use store::{Error, ErrorKind, Result};
-use sync::mutant::is_on;
 
 use super::object::{self, Header, LogKind, OBJECT_BYTES_MAX};
 use super::{CommitLog, State, writer::Writer};
@@ -115,7 +114,7 @@ impl Replay<'_> {
     /// holder.
     fn take(&mut self, number: u64, object: Bytes, epoch: u64) -> Result<bool> {
         let header = Header::read(&object, number)?;
-        if header.epoch >= epoch && !is_on("objects-epoch-not-compared") {
+        if header.epoch >= epoch {
             return Ok(false);
         }
         if header.epoch < self.epoch {
