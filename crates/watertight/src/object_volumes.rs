@@ -31,6 +31,13 @@ pub fn looks_like(source: &str) -> bool {
     })
 }
 
+/// Whether a volume is in the memory of the process that opens it, so that each name of it means a
+/// new one.
+#[must_use]
+pub fn is_memory(url: &str) -> bool {
+    url.starts_with("memory://")
+}
+
 /// The one name of the volume that a URL names, by which it is known. Asks no server.
 ///
 /// # Errors
@@ -78,6 +85,11 @@ pub(crate) fn open(
     mountpoint: &Path,
 ) -> store::Result<Arc<dyn Store>> {
     let ObjectOptions { takeover, abandon, key_file } = options.clone();
+    if is_memory(url) {
+        // It is this process's own, which has made it already if it was attached before.
+        let made = objects::format(url, &objects::FormatOptions::default()).map(drop);
+        made.or_else(|error| if error.kind() == store::ErrorKind::Exists { Ok(()) } else { Err(error) })?;
+    }
     let mountpoint = crate::term::shown::exact(mountpoint);
     objects::open(url, &objects::OpenOptions { mountpoint, takeover, abandon, read_only, key_file })
 }
@@ -95,17 +107,15 @@ pub(crate) fn open(
 
 /// Why a volume can be neither opened, made nor described, in plain words.
 pub(crate) fn problem(url: &str, error: &Error) -> Problem {
-    let (shown, words) = (url.shown(), in_one_line(words(error)));
+    let words = in_one_line(words(error));
     #[cfg(feature = "objects")]
     if error.op() == KEY_FILE {
         return Problem::usage(format!("key file: {words}"));
     }
+    let words = if words.contains(url) { words } else { format!("{}: {words}", url.shown()) };
     match error.kind() {
-        store::ErrorKind::Invalid => Problem::usage(format!("{shown}: {words}")),
-        store::ErrorKind::NotFound => Problem::failure(format!(
-            "there is no volume at {shown}: {words}; `watertight format {shown}` makes one"
-        )),
-        _ => Problem::failure(format!("{shown}: {words}")),
+        store::ErrorKind::Invalid => Problem::usage(words),
+        _ => Problem::failure(words),
     }
 }
 

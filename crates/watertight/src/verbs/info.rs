@@ -42,7 +42,8 @@ fn page(info: &Info) -> String {
         (Some(bytes), Some(files)) => {
             format!("{} in {}", units::bytes(bytes), units::count(files, "file", "files"))
         }
-        _ => "not known without its key: give --encrypt-key-file".to_owned(),
+        _ if info.encrypted => "not known without its key: give --encrypt-key-file".to_owned(),
+        _ => "not known".to_owned(),
     };
     let holder = info.holder.as_ref().map_or_else(|| "nobody: it can be mounted".to_owned(), held);
     format!(

@@ -105,7 +105,8 @@ fn a_volume_goes_from_mount_to_mount_with_everything() {
     world.rig.is_quiet();
     let info = world.info();
     assert_eq!(info["holder"], Value::Null, "{info}");
-    assert!(info["bytes"].as_u64().unwrap() >= LARGE as u64, "{info}");
+    // Where its size is known without mounting it.
+    assert!(info["bytes"].as_u64().is_none_or(|bytes| bytes >= LARGE as u64), "{info}");
 
     // Another host: it knows nothing of the first.
     world.rig.runtime = world.rig.root.join("run-of-another-host");
@@ -222,7 +223,7 @@ fn what_is_no_volume_is_not_mounted() {
     for path in [&empty, &rig.root.join("missing")] {
         let url = format!("file://{}", path.display());
         for verb in [&["info", &url][..], &["mount", &url, rig.mnt.to_str().unwrap()]] {
-            rig.run(verb).ends(1, "there is no volume at").ends(1, &format!("`watertight format {url}`"));
+            rig.run(verb).ends(1, "there is no volume").ends(1, &format!("`watertight format {url}`"));
         }
     }
     assert_eq!(fs::read_dir(&empty).unwrap().count(), 0, "something was made there");
