@@ -21,7 +21,7 @@ use crate::mount::{MountOptions, Mounted};
 use crate::open::open_bucket;
 use crate::rows::Totals;
 use crate::store::{BucketStore, wait};
-use crate::url::{Scheme, Url};
+use crate::url::Url;
 use crate::wrapped_key::WrappedKey;
 
 /// The schemes of the URLs that name a volume.
@@ -114,45 +114,16 @@ pub fn is_url(spec: &str) -> bool {
 /// # Errors
 /// `Invalid`, with what is wrong in plain words.
 pub fn canonical(url: &str) -> Result<String> {
-    let wrong = |what: &'static str| Error::with(ErrorKind::Invalid, "url", what);
-    let (scheme, rest) =
-        url.split_once("://").filter(|_| is_url(url)).ok_or_else(|| wrong("not the URL of a volume"))?;
-    if rest.contains(['?', '#']) {
-        return Err(wrong("a volume's URL has no ? and no #: options and keys come from the environment"));
-    }
-    let parts: Vec<&str> = rest.split('/').skip(1).filter(|part| !part.is_empty()).collect();
-    let host = rest.split('/').next().unwrap_or_default();
-    if host.contains('@') {
-        return Err(wrong("a volume's URL has no @: keys come from the environment, not from the URL"));
-    }
-    if parts.contains(&".") || parts.contains(&"..") {
-        return Err(wrong("`.` and `..` are no parts of a volume's path"));
-    }
-    match scheme {
-        "file" if !host.is_empty() => {
-            return Err(wrong("write file:///DIRECTORY, with three strokes and an absolute path"));
-        }
-        "file" if parts.is_empty() => return Err(wrong("the root directory is no place for a volume")),
-        "file" => {}
-        _ if host.is_empty() => return Err(wrong("there is no bucket in it: write s3://BUCKET/PREFIX")),
-        "memory" => {}
-        _ if parts.is_empty() => {
-            return Err(wrong("there is no path in it: write s3://BUCKET/PREFIX"));
-        }
-        _ => {}
-    }
-    let path = parts.iter().fold(String::new(), |path, part| path + "/" + part);
-    Ok(format!("{scheme}://{host}{path}"))
+    Ok(url.parse::<Url>()?.to_string())
 }
 
-/// The directory of this host that a canonical `file://` URL names.
+/// The directory of this host that a `file://` URL names.
 #[must_use]
 pub fn directory(url: &str) -> Option<PathBuf> {
-    url.strip_prefix("file://").map(PathBuf::from)
+    url.parse::<Url>().ok()?.directory()
 }
 
-/// Opens a volume, which this process holds from then on. A volume of `memory://`, which no other
-/// process sees, is made where there is none.
+/// Opens a volume, which this process holds from then on.
 ///
 /// # Errors
 /// `Busy` names who holds it; `NotFound`: there is no volume; `Invalid`: the URL, an option or the
@@ -164,9 +135,6 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     let runtime = crate::runtime::handle()?;
     let host = Arc::new(ThisHost::new()?);
     let opened = async {
-        if url.scheme() == Scheme::Memory {
-            make_in_memory(&bucket).await?;
-        }
         let (format, epoch) = tokio::try_join!(format::read(&bucket), Mounted::last_epoch(&bucket))?;
         let codec = codec_of(&format, key.as_ref())?;
         let request = Request {
@@ -196,17 +164,6 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     };
     let mounted = wait(&runtime, opened)?;
     Ok(BucketStore::new(url.to_string(), mounted, runtime))
-}
-
-/// A volume in memory is made when it is first opened.
-async fn make_in_memory(bucket: &Bucket) -> Result<()> {
-    match format::read(bucket).await {
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        other => return other.map(drop),
-    }
-    let uuid = Uuid::random()?;
-    format::create(bucket, format::Options { uuid, ..Default::default() }).await?;
-    Lease::create_free(bucket).await.map(drop)
 }
 
 /// How the volume's data is encoded.
