@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use object_store::CredentialProvider;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredential, S3ConditionalPut};
+use parking_lot::Mutex;
 use store::{Error, ErrorKind, Result};
-use sync::Mutex;
 
 use crate::client::{Connector, client_options, no_retry};
 use crate::open::settings;

@@ -1,6 +1,7 @@
 //! The engine: rows by key, in order. A narrow trait, so that nothing else knows which engine it
 //! is.
 
+mod add_totals;
 mod cache;
 mod clock;
 mod compaction;

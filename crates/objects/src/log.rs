@@ -26,10 +26,10 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use object_store::PutPayload;
+use parking_lot::Mutex;
 use slatedb::RowEntry;
 use slatedb::wal::{WalError, WalEvent, WalStatus, WalStatusListener};
 use store::{Error, ErrorKind, Result};
-use sync::Mutex;
 use tokio::sync::Notify;
 
 use crate::bucket::{Bucket, Condition};

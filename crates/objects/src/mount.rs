@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use slatedb::wal::WalError;
 use store::{Error, ErrorKind, Result};
-use sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::bucket::Bucket;

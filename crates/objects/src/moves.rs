@@ -115,6 +115,7 @@ impl Tree {
             batch.put(inode_key(ino), locked.of(ino).stored());
         }
         self.write(batch).await?;
+        node.named(to.0.ino, to.1);
         Ok(true)
     }
 

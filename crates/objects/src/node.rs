@@ -5,10 +5,11 @@
 //! calls on that inode, never across an upload. Several are locked in the order of their numbers.
 
 use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use store::{Error, ErrorKind, Result};
-use sync::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
 
 use crate::pieces::Pieces;
@@ -22,6 +23,20 @@ pub(crate) struct Node {
     pub(crate) state: Arc<AsyncMutex<Option<State>>>,
     /// How many rounds of its data have ended.
     pub(crate) ended: watch::Sender<u64>,
+    /// The directory and the name by which it was found or made last: for a person to read.
+    name: Mutex<Option<(u64, OsString)>>,
+}
+
+impl Node {
+    /// It has this name.
+    pub(crate) fn named(&self, dir: u64, name: &OsStr) {
+        *self.name.lock() = Some((dir, name.to_owned()));
+    }
+
+    /// A name that it had.
+    pub(crate) fn last_name(&self) -> Option<(u64, OsString)> {
+        self.name.lock().clone()
+    }
 }
 
 /// The state of an inode.
@@ -84,7 +99,10 @@ impl Nodes {
         let mut table = self.0.lock();
         let slot = table.entry(ino).or_insert_with(|| {
             let state = Arc::new(AsyncMutex::new(None));
-            Slot { node: Arc::new(Node { ino, state, ended: watch::Sender::new(0) }), refs: 0 }
+            Slot {
+                node: Arc::new(Node { ino, state, ended: watch::Sender::new(0), name: Mutex::default() }),
+                refs: 0,
+            }
         });
         slot.refs += 1;
         Arc::clone(&slot.node)

@@ -7,8 +7,8 @@ use object_store::ObjectStore;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::memory::InMemory;
+use parking_lot::Mutex;
 use store::{Error, ErrorKind, Result};
-use sync::Mutex;
 
 use crate::aws;
 use crate::bucket::Bucket;

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
+use parking_lot::Mutex;
 use store::{Error, ErrorKind, Result};
-use sync::Mutex;
 use tokio::sync::Notify;
 
 use crate::node::Pin;

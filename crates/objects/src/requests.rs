@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::{Error as StoreError, Result as StoreResult};
+use parking_lot::Mutex;
 use store::{Error, ErrorKind};
-use sync::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;

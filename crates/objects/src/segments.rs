@@ -9,10 +9,10 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use lru::LruCache;
 use object_store::PutPayload;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicU64, Ordering};
 use store::{Error, ErrorKind, Result};
-use sync::Mutex;
-use sync::atomic::{AtomicU64, Ordering};
 
 use crate::bucket::{Bucket, Condition};
 use crate::codec::{ChunkTable, Codec};

@@ -7,11 +7,11 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use store::{
     Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, Entry, Error, ErrorKind, File, FileType,
     Name, NewNode, ObjectId, RenameFlags, Result, Seek, SetAttr, SetXattr, StatFs, Store,
 };
-use sync::Mutex;
 use tokio::runtime::Handle;
 
 use crate::mount::Mounted;

@@ -5,14 +5,15 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use store::{
     Attr, Creator, Entry, Error, ErrorKind, FileType, Name, NewNode, ObjectId, Result, SetAttr, TimeSet,
     Timestamp,
 };
-use sync::Mutex;
-use sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::engine::{Batch, Engine};
@@ -27,6 +28,10 @@ const GROUP_EXEC: u32 = 0o010;
 const ROOT: u64 = ObjectId::ROOT.0;
 /// The most names of one inode.
 const NLINK_MAX: u32 = 1 << 31;
+/// Directories in one another that a path for a person goes through.
+const DEPTH_MAX: usize = 4096;
+/// Names that are searched for that of a directory.
+const SEARCHED_MAX: usize = 4096;
 /// Rows that are removed at a time.
 const REAP_BATCH: usize = 1024;
 /// Inode numbers that a holder has for itself. The numbers of the first two million holders stay
@@ -143,6 +148,7 @@ impl Tree {
             return fail(ErrorKind::NotDirectory, op);
         }
         let child = self.child(parent.0, name.as_os_str(), op).await?;
+        child.named(parent.0, name.as_os_str());
         self.refer(child).await.map_err(|error| match error.kind() {
             // Removed since its name was found.
             ErrorKind::Stale => Error::new(ErrorKind::NotFound, op),
@@ -224,6 +230,7 @@ impl Tree {
         batch.totals.inodes = 1;
         self.write(batch).await?;
         drop((state, dir_state));
+        pin.named(parent.0, name);
         self.refer(pin).await
     }
 
@@ -300,6 +307,7 @@ impl Tree {
         batch.put(inode_key(parent.0), locked.of(parent.0).stored());
         self.write(batch).await?;
         drop(locked);
+        node.named(parent.0, name);
         self.refer(node).await
     }
 
@@ -444,24 +452,36 @@ impl Tree {
         Ok(attr)
     }
 
-    /// A path of a directory, or of a file that is in use, for a person to read.
-    pub(crate) async fn path_of(self: &Arc<Self>, id: ObjectId) -> Option<std::path::PathBuf> {
+    /// A path of an inode, for a person to read: of a file, the name by which it was found last, if
+    /// it has it still.
+    pub(crate) async fn path_of(self: &Arc<Self>, id: ObjectId) -> Option<PathBuf> {
         let mut parts = Vec::new();
         let mut at = id.0;
-        while at != ROOT {
-            // Only directories know where they are; a file's name would take a search.
-            let row = self.pin(at).lock().await.ok()?.row.clone();
-            if !row.is_dir() || parts.len() > 4096 {
-                return None;
-            }
-            let rows = self.engine.scan(rows::keys_of(b'D', row.parent), 4096).await.ok()?;
-            let name = rows.iter().find(|(_, entry)| {
-                rows::from_bytes::<EntryRow>(entry, "a directory entry").is_ok_and(|entry| entry.ino == at)
-            })?;
-            parts.push(OsStr::from_bytes(rows::rest_of(&name.0)).to_owned());
-            at = row.parent;
+        while at != ROOT && parts.len() < DEPTH_MAX {
+            let (dir, name) = self.name_of(at).await?;
+            parts.push(name);
+            at = dir;
         }
-        Some(parts.iter().rev().collect())
+        (at == ROOT).then(|| parts.iter().rev().collect())
+    }
+
+    async fn name_of(self: &Arc<Self>, ino: u64) -> Option<(u64, OsString)> {
+        let pin = self.pin(ino);
+        if let Some((dir, name)) = pin.last_name()
+            && self.entry(dir, &name).await.ok()?.is_some_and(|entry| entry.ino == ino)
+        {
+            return Some((dir, name));
+        }
+        // Only directories know where they are; another file's name would take a search.
+        let row = pin.lock().await.ok()?.row.clone();
+        if !row.is_dir() {
+            return None;
+        }
+        let rows = self.engine.scan(rows::keys_of(b'D', row.parent), SEARCHED_MAX).await.ok()?;
+        let (key, _) = rows.iter().find(|(_, entry)| {
+            rows::from_bytes::<EntryRow>(entry, "a directory entry").is_ok_and(|entry| entry.ino == ino)
+        })?;
+        Some((row.parent, OsString::from_vec(rows::rest_of(key).to_vec())))
     }
 }
 

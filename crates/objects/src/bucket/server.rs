@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sync::Mutex;
+use parking_lot::Mutex;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 

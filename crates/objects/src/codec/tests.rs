@@ -2,7 +2,7 @@
 
 mod hostile;
 #[cfg(shuttle)]
-mod mutants;
+mod schedules;
 mod speed;
 
 use proptest::prelude::*;

@@ -2,9 +2,9 @@
 
 use async_trait::async_trait;
 use lru::LruCache;
+use parking_lot::Mutex;
 use slatedb::Error;
 use slatedb::db_cache::{CachedEntry, CachedKey, DbCache};
-use sync::Mutex;
 
 /// Bytes of one volume.
 const BYTES_MAX: usize = 64 << 20;

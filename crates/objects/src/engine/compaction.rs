@@ -10,8 +10,8 @@ use slatedb::admin::AdminBuilder;
 use slatedb::config::{CompactionWorkerOptions, CompactorOptions};
 use tokio_util::sync::CancellationToken;
 
+use super::add_totals::AddTotals;
 use super::clock::Clock;
-use super::slate::AddTotals;
 use crate::codec::Codec;
 use crate::engine_blocks::Blocks;
 

@@ -9,14 +9,15 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use object_store::ObjectStore;
 use object_store::path::Path;
+use parking_lot::Mutex;
 use slatedb::admin::AdminBuilder;
 use slatedb::config::{DbReaderOptions, FlushOptions, FlushType, ScanOptions, Settings};
-use slatedb::{Db, DbReader, DbReaderMode, MergeOperator, MergeOperatorError, WriteBatch};
+use slatedb::{Db, DbReader, DbReaderMode, WriteBatch};
 use store::{Error, ErrorKind, Result};
-use sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::add_totals::AddTotals;
 use super::cache::TableCache;
 use super::clock::Clock;
 use super::compaction::{Compaction, TABLES_MAX, TABLES_URGENT};
@@ -203,28 +204,4 @@ fn plain(error: &slatedb::Error) -> Error {
         _ => ErrorKind::Io,
     };
     Error::with(kind, "metadata", error.to_string())
-}
-
-/// Adds changes of the totals.
-pub(super) struct AddTotals;
-
-impl MergeOperator for AddTotals {
-    fn merge(
-        &self,
-        _key: &Bytes,
-        existing: Option<Bytes>,
-        change: Bytes,
-    ) -> Result<Bytes, MergeOperatorError> {
-        let read = |bytes: &Bytes| {
-            rows::from_bytes::<Totals>(bytes, "the totals")
-                .map_err(|error| MergeOperatorError::Callback { message: error.to_string() })
-        };
-        let change = read(&change)?;
-        let before = existing.as_ref().map_or(Ok(Totals::default()), read)?;
-        let sum = Totals {
-            bytes: before.bytes.saturating_add(change.bytes),
-            inodes: before.inodes.saturating_add(change.inodes),
-        };
-        Ok(rows::to_bytes(&sum))
-    }
 }

@@ -15,7 +15,7 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
-use sync::Mutex;
+use parking_lot::Mutex;
 
 /// Numbers by a seed (splitmix64).
 #[derive(Debug, Clone)]

@@ -4,7 +4,7 @@ use super::*;
 
 /// Every bit of a stored extent and of a blob is covered by a check.
 #[test]
-fn each_bit_that_flips_is_found() {
+pub(super) fn each_bit_that_flips_is_found() {
     let small = data(40, 1);
     let text = b"text ".repeat(60);
     for codec in codecs() {
@@ -48,7 +48,7 @@ fn each_bit_of_a_table_that_flips_is_found() {
 /// that was extended are errors; with a key also when each chunk was given the checksum of its new
 /// place.
 #[test]
-fn a_chunk_is_read_in_its_place_alone() {
+pub(super) fn a_chunk_is_read_in_its_place_alone() {
     let chunk = CHUNK as usize;
     let plain = [vec![1; chunk], vec![2; chunk], vec![3; chunk]].concat();
     for codec in codecs() {
