@@ -33,6 +33,7 @@ mod chunk_table;
 mod client;
 pub mod codec;
 mod compression;
+mod counter;
 pub mod crypto;
 mod data;
 mod directory;

@@ -13,9 +13,10 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     ObjectStoreExt as _, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
-use sync::{Mutex, StatCounter};
+use parking_lot::Mutex;
 
 use crate::bucket::Bucket;
+use crate::counter::StatCounter;
 use crate::requests::over_limit;
 
 /// What a request meets.

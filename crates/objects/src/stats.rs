@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use sync::{Mutex, StatCounter};
 use tokio::time::Instant;
 
+use crate::counter::StatCounter;
 use crate::problem::Problem;
 
 /// The kinds of requests, by which they are counted and, by most stores, priced.
