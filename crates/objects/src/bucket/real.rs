@@ -67,12 +67,15 @@ async fn a_real_server_reads_lists_and_deletes() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a server"]
 async fn a_real_server_s_refusals_are_in_plain_words() {
+    // SeaweedFS makes a bucket that is missing; of these servers it alone looks at each key.
+    let is_seaweedfs = std::env::var("WATERTIGHT_TEST_SERVER").is_ok_and(|name| name.contains("seaweedfs"));
     let bucket = open_bucket(&"s3://no-such-bucket-here/v".parse().unwrap()).unwrap();
-    for error in [
-        format::read(&bucket).await.unwrap_err(),
-        bucket.create("x", PutPayload::from_static(b"x")).await.unwrap_err(),
-        bucket.list("", None).await.unwrap_err(),
-    ] {
+    let mut refusals =
+        vec![format::read(&bucket).await.unwrap_err(), bucket.list("", None).await.unwrap_err()];
+    if !is_seaweedfs {
+        refusals.push(bucket.create("x", PutPayload::from_static(b"x")).await.unwrap_err());
+    }
+    for error in refusals {
         println!("{error}");
         assert_eq!(error.kind(), ErrorKind::NoDevice, "{error}");
     }
@@ -88,10 +91,9 @@ async fn a_real_server_s_refusals_are_in_plain_words() {
         let about = crate::problem::About { url: "s3://b/v".to_owned(), credentials };
         Bucket::opened(std::sync::Arc::new(store), "v".into(), about)
     };
-    let is_moto = std::env::var("WATERTIGHT_TEST_SERVER").is_ok_and(|server| server.contains("moto"));
     for id in ["nobody", "watertight"] {
         let read = refused(id).get("x").await;
         println!("{read:?}");
-        assert!(is_moto || read.is_err_and(|error| error.kind() == ErrorKind::AccessDenied));
+        assert!(!is_seaweedfs || read.is_err_and(|error| error.kind() == ErrorKind::AccessDenied));
     }
 }
