@@ -30,13 +30,13 @@ pub const SCHEMES: [&str; 5] = ["s3", "gs", "az", "file", "memory"];
 /// How to open a volume.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// Where it will be seen, for whoever else wants it.
+    /// Where it will be mounted: another process that asks for the volume is told so.
     pub mountpoint: String,
     /// Take the volume from a holder that does not answer.
     pub takeover: bool,
     /// Give up what only the journal of this host has.
     pub abandon: Option<String>,
-    /// Change nothing, and hold nothing.
+    /// The mount is read-only. The volume is held all the same.
     pub read_only: bool,
     /// The file with the key of an encrypted volume.
     pub key_file: Option<PathBuf>,
@@ -83,7 +83,7 @@ pub struct Info {
     pub bytes: Option<u64>,
     /// Its files, directories and links; none where they cannot be read without the key.
     pub files: Option<u64>,
-    /// Who holds it.
+    /// The process that holds it.
     pub holder: Option<Holder>,
 }
 
@@ -150,14 +150,16 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
             codec,
             window: format.log_window.into(),
             size_max: format.size_max,
-            nonce: new_nonce()?,
+            nonce: held.nonce().to_bytes(),
             held: Some(Arc::clone(&held)),
         };
-        match Mounted::open(lasting, epoch, mount).await {
+        match Mounted::open(lasting.clone(), epoch, mount).await {
             Ok(mounted) => Ok(mounted),
             Err(error) => {
                 // The lease is free for the next try; this error is the one that counts.
                 let _released = held.release().await;
+                // Nothing that was begun goes on.
+                lasting.stop();
                 Err(error)
             }
         }
@@ -219,7 +221,7 @@ pub fn format(url: &str, options: &FormatOptions) -> Result<Formatted> {
             encryption,
             size_max: options.size_max,
         };
-        // The lease first: a volume that has a format has a lease.
+        // The lease last: a bucket in which a format ended early is no volume that can be mounted.
         let made = format::create(&bucket, options).await?;
         Lease::create_free(&bucket).await.map(|_| made)
     };
@@ -280,8 +282,8 @@ fn in_utc(seconds: u64) -> String {
     time.map(|time| time.format("%Y-%m-%dT%H:%M:%SZ").to_string()).unwrap_or_default()
 }
 
-/// Opens the volume below `root` of any object store, without asking who holds it: for tests of the
-/// store itself.
+/// Opens the volume below `root` of any object store, without a lease: for tests of the store
+/// itself.
 ///
 /// # Errors
 /// The bucket's.
@@ -292,7 +294,7 @@ pub fn open_unheld(objects: Arc<dyn object_store::ObjectStore>, root: &str) -> R
         codec: Codec::new([0; 16], Compression::None, None),
         window: 8,
         size_max: None,
-        nonce: new_nonce()?,
+        nonce: [0; 16],
         held: None,
     };
     let open = async {
@@ -301,11 +303,4 @@ pub fn open_unheld(objects: Arc<dyn object_store::ObjectStore>, root: &str) -> R
     };
     let mounted = runtime.block_on(open)?;
     Ok(BucketStore::new(format!("unheld:{root}"), mounted, runtime))
-}
-
-fn new_nonce() -> Result<[u8; 16]> {
-    let mut nonce = [0; 16];
-    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| Error::with(ErrorKind::Io, "open", format!("no random numbers: {error}")))?;
-    Ok(nonce)
 }

@@ -110,12 +110,15 @@ impl Mounted {
         if let Err(error) = closed {
             tracing::warn!(%error, "the volume's end is not in its bucket");
             self.abort();
+            // Its tasks end; that nothing more reaches the bucket is known.
+            let _given_up = self.tree.engine.close().await;
         } else if let Some(held) = &self.held
             && let Err(error) = held.release().await
         {
             tracing::warn!(%error, "the volume's lease is not released");
         }
         self.bucket.stop();
+        self.tree.pending.clear();
     }
 }
 

@@ -97,6 +97,12 @@ impl Pending {
         }
     }
 
+    /// Gives the references on all files back: a tree that is not used any more goes with them.
+    pub(crate) fn clear(&self) {
+        let files = std::mem::take(&mut self.state.lock().files);
+        drop(files);
+    }
+
     /// Why nothing is taken any more.
     pub(crate) fn failure(&self) -> Result<()> {
         match &self.state.lock().failed {

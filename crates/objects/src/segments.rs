@@ -5,13 +5,13 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use lru::LruCache;
 use object_store::PutPayload;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::sync::atomic::{AtomicU64, Ordering};
 use store::{Error, ErrorKind, Result};
 
 use crate::bucket::{Bucket, Condition};
@@ -85,7 +85,10 @@ impl Segments {
         let name = name(self.epoch, number);
         match self.bucket.create(&name, PutPayload::from_iter(parts)).await? {
             // No other holder has this epoch: an attempt whose answer was lost made it.
-            Condition::Met(_) | Condition::Failed { .. } => Ok(stored),
+            Condition::Met(_) | Condition::Failed { after_unknown: true } => Ok(stored),
+            Condition::Failed { after_unknown: false } => {
+                Err(Error::with(ErrorKind::Io, "write data", format!("{name}: another process made it")))
+            }
         }
     }
 

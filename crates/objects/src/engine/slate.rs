@@ -190,8 +190,17 @@ impl Engine for SlateEngine {
             let _it_ended = merging.await;
         }
         let tables = FlushOptions { flush_type: FlushType::MemTable };
-        self.db.flush_with_options(tables).await.map_err(|error| self.failed(&error))?;
-        self.db.close().await.map_err(|error| self.failed(&error))
+        let written = self.db.flush_with_options(tables).await;
+        // Also where that failed: its tasks end.
+        let closed = self.db.close().await;
+        written.and(closed).map_err(|error| self.failed(&error))
+    }
+}
+
+impl Drop for SlateEngine {
+    /// An engine whose volume could not be opened is not closed: nothing merges its tables.
+    fn drop(&mut self) {
+        self.stop.cancel();
     }
 }
 

@@ -122,6 +122,9 @@ impl Replay<'_> {
         }
         self.epoch = header.epoch;
         if header.kind == LogKind::Fence {
+            if Some(header.next) != number.checked_add(1 + self.log.window) {
+                return Err(object::damaged(number, "its fence leaves out other numbers than the window"));
+            }
             self.next = header.next;
             return Ok(true);
         }
