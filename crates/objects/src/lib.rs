@@ -6,11 +6,13 @@
 //!  mount        opens and closes a volume: format, lease, engine, log, in this order
 //!   |   \
 //!   |    lease  who holds the volume, by conditional requests
-//!  tree, file   names, attributes, references; data that waits for a commit, extents
+//!  tree         names, attributes, references; `moves`, `xattrs` and `acl` belong to it
+//!   |
+//!  data         what was written waits in `pieces` and gets `extents`; `ranges`: holes, copies
 //!   |
 //!  engine       rows: a narrow key-value trait, over SlateDB
 //!   |
-//!  log          the commit log, which is the engine's write-ahead log: rows and small data in one object
+//!  log          the commit log, the engine's write-ahead log: rows and small data in one object
 //!   |
 //!  segments     bulk data, written once
 //!   |
@@ -18,7 +20,8 @@
 //!   |
 //!  bucket       requests: bounded, retried, counted
 //!   |
-//!  url, format, probe
+//!  open, url    the bucket that a URL names, with its credentials (`aws`, `profile`); `format` and
+//!               `probe` say what is in it and what it keeps
 //! ```
 //!
 //! Read `log` first: what is durable is decided there.

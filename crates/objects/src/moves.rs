@@ -50,10 +50,10 @@ impl Tree {
                 Err(error) if error.kind() == ErrorKind::NotFound => None,
                 Err(error) => return Err(error),
             };
-            let moves_dir = node.lock().await?.row.is_dir()
-                || (exchanges
-                    && target.is_some()
-                    && target.as_ref().expect("some").lock().await?.row.is_dir());
+            let mut moves_dir = node.lock().await?.row.is_dir();
+            if let Some(target) = target.as_ref().filter(|_| exchanges) {
+                moves_dir |= target.lock().await?.row.is_dir();
+            }
             if moves_dir && parent != new_parent && one_at_a_time.is_none() {
                 one_at_a_time = Some(self.renames.lock().await);
                 continue;

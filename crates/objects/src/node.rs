@@ -209,8 +209,7 @@ impl Tree {
     }
 }
 
-/// Locks several inodes, in the order of their numbers; the answer is in the order of `pins`, and
-/// the same inode twice is locked once.
+/// The states of several inodes, locked in the order of their numbers, each once.
 pub(crate) struct LockedNodes(Vec<(u64, Locked)>);
 
 impl LockedNodes {

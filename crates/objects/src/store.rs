@@ -265,7 +265,7 @@ struct BucketDir {
 }
 
 /// Names that were read together.
-type Batch = Arc<Vec<(OsString, EntryRow)>>;
+type NameBatch = Arc<Vec<(OsString, EntryRow)>>;
 
 /// Names that were read, in batches. A cookie is a name's place in the order in which they were
 /// read, behind `.` and `..`.
@@ -274,15 +274,15 @@ struct Names {
     /// The last name of each batch: the next begins behind it.
     lasts: Vec<OsString>,
     /// The latest batches, by number.
-    kept: VecDeque<(usize, Batch)>,
+    kept: VecDeque<(usize, NameBatch)>,
 }
 
 impl Names {
-    fn kept(&self, number: usize) -> Option<Batch> {
+    fn kept(&self, number: usize) -> Option<NameBatch> {
         self.kept.iter().find(|(kept, _)| *kept == number).map(|(_, batch)| Arc::clone(batch))
     }
 
-    fn keep(&mut self, number: usize, batch: &Batch) {
+    fn keep(&mut self, number: usize, batch: &NameBatch) {
         if let Some((last, _)) = batch.last()
             && number == self.lasts.len()
             && batch.len() == LIST_BATCH
@@ -297,7 +297,7 @@ impl Names {
 }
 
 impl BucketDir {
-    fn batch(&self, number: usize) -> Result<Batch> {
+    fn batch(&self, number: usize) -> Result<NameBatch> {
         let after = {
             let names = self.names.lock();
             if let Some(batch) = names.kept(number) {

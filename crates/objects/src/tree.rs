@@ -7,9 +7,9 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 use store::{
     Attr, Creator, Entry, Error, ErrorKind, FileType, Name, NewNode, ObjectId, Result, SetAttr, TimeSet,
     Timestamp,
