@@ -23,6 +23,7 @@
 //! | `WATERTIGHT_BIN` | the program to test; otherwise it is built with cargo |
 //! | `WATERTIGHT_TOOLS` | directories (`:` between them) with `pjdfstest` and `fsx`, besides `PATH` and `~/.cargo/bin` |
 //! | `ACCEPTANCE_SUBJECT=host` | test a plain directory instead of a mount: this validates the tests themselves |
+//! | `ACCEPTANCE_STORE=URL` | volumes are made below this URL, `s3://BUCKET`, not in directories |
 //! | `ACCEPTANCE_OPTIONS` | mount options added to every mount, `mode=kernel-writeback,type=fuse` |
 //! | `ACCEPTANCE_LONG=1` | the long versions: more seeds, more rounds, more cases |
 //! | `ACCEPTANCE_DIR` | where to make stores and mountpoints, otherwise the temporary directory |

@@ -6,12 +6,14 @@
 //! hangs in a system call on the mount then fails, and the test with it.
 //!
 //! With `ACCEPTANCE_SUBJECT=host` the subject is the plain directory: what fails there is the
-//! test's fault.
+//! test's fault. With `ACCEPTANCE_STORE=s3://BUCKET` each subject is a new volume in that bucket, and
+//! what a test looks at in the store is what another mount of it shows, made from another runtime
+//! directory once the subject is unmounted.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -105,10 +107,15 @@ pub struct Subject {
     name: String,
     setup: Setup,
     store: PathBuf,
+    /// Where the volume is, if that is in a bucket; then `store` is the other mount's place.
+    url: Option<String>,
     mountpoint: PathBuf,
     runtime: PathBuf,
     is_host: bool,
     daemon: Option<Daemon>,
+    /// What shows the store of a volume in a bucket, from a runtime directory of its own.
+    other_mount: Mutex<Option<Daemon>>,
+    other_runtime: PathBuf,
     /// Programs whose mounts are gone, on their way out.
     leaving: Vec<Daemon>,
     /// What earlier programs said.
@@ -142,6 +149,7 @@ impl Subject {
             return None;
         }
         let scratch = Scratch::new(name);
+        let url = bucket().filter(|_| setup.store.is_none() && !is_host).map(|url| new_volume(&url, &scratch));
         let store = setup.store.clone().unwrap_or_else(|| scratch.dir("store"));
         let mountpoint = scratch.dir("mount");
         let runtime = scratch.private_dir("run");
@@ -153,10 +161,13 @@ impl Subject {
             ),
             setup,
             store,
+            url,
             mountpoint,
             runtime,
             is_host,
             daemon: None,
+            other_mount: Mutex::default(),
+            other_runtime: scratch.private_dir("other-run"),
             leaving: Vec::new(),
             past_log: String::new(),
             scratch,
@@ -183,10 +194,38 @@ impl Subject {
         self.path().join(name)
     }
 
-    /// The store's own directory.
+    /// The store's own directory; of a volume in a bucket another mount, made now if there is none.
+    ///
+    /// # Panics
+    /// When the volume is in a bucket and mounted already.
     #[must_use]
     pub fn store(&self) -> &Path {
+        if self.url.is_some() {
+            let mut other = self.other_mount.lock().unwrap_or_else(PoisonError::into_inner);
+            if other.is_none() {
+                assert!(self.daemon.is_none(), "{}: only a volume that is not mounted can be looked at", self.name);
+                let daemon = Daemon::mount(&self.source(), &self.store, &[], &self.other_runtime);
+                *other = Some(daemon.unwrap_or_else(|said| panic!("{}: elsewhere: {said}", self.name)));
+            }
+        }
         &self.store
+    }
+
+    /// Whether the volume is in a bucket, and the store no directory of the host.
+    #[must_use]
+    pub fn is_in_bucket(&self) -> bool {
+        self.url.is_some()
+    }
+
+    /// Gives the volume back that [`Self::store`] mounted.
+    fn unmount_other(&self) {
+        let other = self.other_mount.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut daemon) = other else { return };
+        wait_for_spawns();
+        let umount = Cmd::new(program::watertight()).env(RUNTIME_DIR, &self.other_runtime);
+        umount.arg("umount").arg(&self.store).ok();
+        let status = daemon.wait(EXIT_LIMIT).expect("the other mount's program ends");
+        assert!(status.success(), "{}: {status}\n{}", daemon.command(), daemon.log().text());
     }
 
     /// A directory outside of the volume that goes with the subject.
@@ -231,6 +270,7 @@ impl Subject {
         if self.is_host {
             return;
         }
+        self.unmount_other();
         let options = self.setup.options();
         let daemon = Daemon::mount(&self.source(), &self.mountpoint, &options, &self.runtime)
             .unwrap_or_else(|said| panic!("{}: {said}", self.name));
@@ -361,8 +401,13 @@ impl Subject {
         if let Some(rules) = &self.setup.fault {
             source.push(format!("fault:{rules},"));
         }
-        source.push("dir:");
-        source.push(&self.store);
+        match &self.url {
+            Some(url) => source.push(url),
+            None => {
+                source.push("dir:");
+                source.push(&self.store);
+            }
+        }
         source
     }
 
@@ -375,8 +420,9 @@ impl Subject {
 
 impl Drop for Subject {
     fn drop(&mut self) {
-        let had = self.daemon.take();
-        for mut daemon in had.into_iter().chain(std::mem::take(&mut self.leaving)) {
+        let other = self.other_mount.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let had = self.daemon.take().into_iter().chain(other);
+        for mut daemon in had.chain(std::mem::take(&mut self.leaving)) {
             daemon.kill();
             self.past_log.push_str(&format!("$ {}\n{}", daemon.command(), daemon.log().text()));
         }
@@ -393,6 +439,20 @@ impl Drop for Subject {
 #[must_use]
 pub fn is_host() -> bool {
     std::env::var("ACCEPTANCE_SUBJECT").is_ok_and(|v| v == "host")
+}
+
+/// Where volumes are made, if not in directories.
+fn bucket() -> Option<String> {
+    std::env::var("ACCEPTANCE_STORE").ok().filter(|url| !url.is_empty())
+}
+
+/// Formats a volume with a name of its own below `url`.
+fn new_volume(url: &str, scratch: &Scratch) -> String {
+    let name = scratch.path().file_name().expect("a scratch directory has a name").to_string_lossy();
+    let started = std::time::UNIX_EPOCH.elapsed().expect("a clock").as_secs();
+    let url = format!("{}/{}-{started}-{name}", url.trim_end_matches('/'), std::process::id());
+    Cmd::new(program::watertight()).arg("format").arg(&url).limit(EXIT_LIMIT).ok();
+    url
 }
 
 /// Says that `test` is skipped when this is not root.

@@ -138,6 +138,10 @@ fn pjdfstest_whole_with_kernel_writeback() {
 fn link_count_is_bounded_as_in_the_store() {
     let name = "link-max";
     let Some(mut subject) = Subject::start(name) else { return };
+    if subject.is_in_bucket() {
+        watertight_acceptance::skip(name, "a bucket has no limit that can be met");
+        return;
+    }
     let most = watertight_acceptance::sys::link_max(subject.store()).unwrap();
     // 127 is what the C library says when it does not know.
     if !(128..=70_000).contains(&most) {
