@@ -149,7 +149,8 @@ impl Subject {
             return None;
         }
         let scratch = Scratch::new(name);
-        let url = bucket().filter(|_| setup.store.is_none() && !is_host).map(|url| new_volume(&url, &scratch));
+        let url =
+            bucket().filter(|_| setup.store.is_none() && !is_host).map(|url| new_volume(&url, &scratch));
         let store = setup.store.clone().unwrap_or_else(|| scratch.dir("store"));
         let mountpoint = scratch.dir("mount");
         let runtime = scratch.private_dir("run");
@@ -203,7 +204,11 @@ impl Subject {
         if self.url.is_some() {
             let mut other = self.other_mount.lock().unwrap_or_else(PoisonError::into_inner);
             if other.is_none() {
-                assert!(self.daemon.is_none(), "{}: only a volume that is not mounted can be looked at", self.name);
+                assert!(
+                    self.daemon.is_none(),
+                    "{}: only a volume that is not mounted can be looked at",
+                    self.name
+                );
                 let daemon = Daemon::mount(&self.source(), &self.store, &[], &self.other_runtime);
                 *other = Some(daemon.unwrap_or_else(|said| panic!("{}: elsewhere: {said}", self.name)));
             }

@@ -247,7 +247,8 @@ fn data_outlives_a_failing_store() {
         assert!(failures <= 6, "fsync fails although the store recovered");
     }
     assert!(failures > 0, "no fsync told of a failure");
-    let check = |subject: &Subject| assert!(fs::read(subject.store().join("file")).unwrap() == data, "in the store");
+    let check =
+        |subject: &Subject| assert!(fs::read(subject.store().join("file")).unwrap() == data, "in the store");
     if !subject.is_in_bucket() {
         check(&subject);
     }

@@ -13,7 +13,8 @@ use bytes::{Bytes, BytesMut};
 use store::{ErrorKind, Result};
 
 use crate::engine::Batch;
-use crate::extents::{ExtentChange, overlapping};
+use crate::extent_cache::Known;
+use crate::extents::ExtentChange;
 use crate::node::{Locked, Pin};
 use crate::pending::given_up;
 use crate::pieces::Taken;
@@ -170,10 +171,11 @@ impl Tree {
             }
         };
         let mut state = pin.lock().await?;
+        self.know_extents(pin.ino).await?;
         let mut change = ExtentChange::default();
         for ((start, data), stored) in extents.iter().zip(stored) {
             let end = start + data.len() as u64;
-            change.load(&*self.engine, pin.ino, *start, end).await?;
+            change.load(self.extents(pin.ino, (*start, end), usize::MAX).await?);
             change.cut(*start, end);
             let row = ExtentRow { len: data.len() as u64, data: Some((stored, 0)) };
             change.add(Extent { start: *start, row });
@@ -198,7 +200,14 @@ impl Tree {
         state.row.allocated = state.row.allocated.saturating_add_signed(change.allocated);
         change.put(pin.ino, &mut batch);
         batch.put(inode_key(pin.ino), state.stored());
-        self.write(batch).await
+        // Out of the cache until the engine has the change: what fails leaves nothing there.
+        let mut known = self.extent_cache.take(pin.ino);
+        self.write(batch).await?;
+        if let Some(Known::All(extents)) = &mut known {
+            change.apply(extents);
+        }
+        known.into_iter().for_each(|known| self.extent_cache.give(pin.ino, known));
+        Ok(())
     }
 
     /// Makes a file's data, size and names durable.
@@ -227,8 +236,9 @@ impl Tree {
             state.pieces.cut_current(size);
         }
         let mut state = self.lock_settled(pin).await?;
+        self.know_extents(pin.ino).await?;
         let mut change = ExtentChange::default();
-        change.load(&*self.engine, pin.ino, size, u64::MAX).await?;
+        change.load(self.extents(pin.ino, (size, u64::MAX), usize::MAX).await?);
         change.cut(size, u64::MAX);
         state.row.size = size;
         state.stored_size = size;
@@ -255,7 +265,7 @@ impl Tree {
         let end = start + out.len() as u64;
         let mut at = start;
         while at < end {
-            let extents = overlapping(&*self.engine, ino, (at, end), READ_EXTENTS).await?;
+            let extents = self.extents(ino, (at, end), READ_EXTENTS).await?;
             let is_last = extents.len() < READ_EXTENTS;
             for extent in extents {
                 let (from, to) = (extent.start.max(at), extent.end().min(end));

@@ -7,13 +7,17 @@ use std::collections::btree_map::Entry;
 use store::Result;
 
 use crate::engine::{Batch, Engine};
+use crate::extent_cache::{FileExtents, Known};
 use crate::rows::{self, Extent, ExtentRow, extent_end, extent_key};
+use crate::tree::Tree;
 
+/// Rows that are read at first: the engine may have to walk over many that were deleted.
+const FIRST_BATCH: usize = 4;
 /// Rows that are read at a time.
 const BATCH: usize = 128;
 
 /// The extents of the file `ino` that lie in `start..end`, whole, in order, `max` at most.
-pub(crate) async fn overlapping(
+async fn overlapping(
     engine: &dyn Engine,
     ino: u64,
     (start, end): (u64, u64),
@@ -21,10 +25,13 @@ pub(crate) async fn overlapping(
 ) -> Result<Vec<Extent>> {
     let mut found = Vec::new();
     let mut from = start.saturating_add(1);
+    let mut batch = FIRST_BATCH;
     let behind = rows::keys_of(b'E', ino).end;
     while start < end && found.len() < max {
-        let rows = engine.scan(extent_key(ino, from)..behind.clone(), BATCH.min(max - found.len())).await?;
-        let is_last = rows.len() < BATCH.min(max - found.len());
+        let wanted = batch.min(max - found.len());
+        let rows = engine.scan(extent_key(ino, from)..behind.clone(), wanted).await?;
+        let is_last = rows.len() < wanted;
+        batch = BATCH;
         for (key, row) in rows {
             let extent_end = extent_end(&key)?;
             let row: ExtentRow = rows::from_bytes(&row, "an extent")?;
@@ -54,17 +61,16 @@ pub(crate) struct ExtentChange {
 }
 
 impl ExtentChange {
-    /// Loads what lies in `start..end`, which is to be changed.
-    pub(crate) async fn load(&mut self, engine: &dyn Engine, ino: u64, start: u64, end: u64) -> Result<()> {
-        for extent in overlapping(engine, ino, (start, end), usize::MAX).await? {
+    /// Adds extents as they are, of a range that is to be changed.
+    pub(crate) fn load(&mut self, extents: Vec<Extent>) {
+        for extent in extents {
             let end = extent.end();
-            // One that was cut before is not what the engine still has.
+            // One that was cut before is not what there still is.
             if let Entry::Vacant(vacant) = self.before.entry(end) {
                 vacant.insert(extent.clone());
                 self.now.insert(end, extent);
             }
         }
-        Ok(())
     }
 
     /// Takes `start..end` out of the extents, which have been loaded.
@@ -109,16 +115,59 @@ impl ExtentChange {
     }
 
     /// Puts the difference into a batch.
-    pub(crate) fn put(self, ino: u64, batch: &mut Batch) {
-        for end in self.before.keys().filter(|end| !self.now.contains_key(end)) {
-            batch.delete(extent_key(ino, *end));
+    pub(crate) fn put(&self, ino: u64, batch: &mut Batch) {
+        for end in self.removed() {
+            batch.delete(extent_key(ino, end));
         }
-        for (end, extent) in &self.now {
-            if self.before.get(end) != Some(extent) {
-                batch.put(extent_key(ino, *end), rows::to_bytes(&extent.row));
-            }
+        for extent in self.new() {
+            batch.put(extent_key(ino, extent.end()), rows::to_bytes(&extent.row));
         }
         batch.totals.bytes += self.allocated;
+    }
+
+    /// Changes what is known of the file's extents.
+    pub(crate) fn apply(&self, extents: &mut FileExtents) {
+        self.removed().for_each(|end| extents.remove(end));
+        self.new().for_each(|extent| extents.insert(extent.clone()));
+    }
+
+    fn removed(&self) -> impl Iterator<Item = u64> + '_ {
+        self.before.keys().copied().filter(|end| !self.now.contains_key(end))
+    }
+
+    fn new(&self) -> impl Iterator<Item = &Extent> + '_ {
+        self.now.values().filter(|extent| self.before.get(&extent.end()) != Some(extent))
+    }
+}
+
+impl Tree {
+    /// Reads what is not known of a file's extents, so that its changes find them. The caller has
+    /// the inode locked.
+    pub(crate) async fn know_extents(&self, ino: u64) -> Result<()> {
+        if self.extent_cache.is_known(ino) {
+            return Ok(());
+        }
+        let mut known = FileExtents::default();
+        let mut from = 0;
+        loop {
+            let found = overlapping(&*self.engine, ino, (from, u64::MAX), BATCH).await?;
+            let is_last = found.len() < BATCH;
+            from = found.last().map_or(from, Extent::end);
+            found.into_iter().for_each(|extent| known.insert(extent));
+            if is_last || known.are_too_many() {
+                break;
+            }
+        }
+        self.extent_cache.give(ino, Known::All(known));
+        Ok(())
+    }
+
+    /// The extents of a file that lie in a range, `max` at most.
+    pub(crate) async fn extents(&self, ino: u64, range: (u64, u64), max: usize) -> Result<Vec<Extent>> {
+        match self.extent_cache.overlapping(ino, range, max) {
+            Some(extents) => Ok(extents),
+            None => overlapping(&*self.engine, ino, range, max).await,
+        }
     }
 }
 

@@ -42,6 +42,7 @@ mod data;
 mod directory;
 mod engine;
 pub mod engine_blocks;
+mod extent_cache;
 mod extents;
 pub mod format;
 mod hex;

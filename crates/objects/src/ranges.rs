@@ -5,7 +5,7 @@ use std::sync::Arc;
 use store::{AllocateMode, ErrorKind, Result, Seek};
 
 use crate::data::{end_of, may_have_data};
-use crate::extents::{ExtentChange, overlapping};
+use crate::extents::ExtentChange;
 use crate::node::Pin;
 use crate::rows::{Extent, ExtentRow};
 use crate::tree::{Tree, fail, now};
@@ -39,8 +39,9 @@ impl Tree {
         let end = end_of(offset, len, op)?;
         let mut state = self.lock_settled(pin).await?;
         may_have_data(&state, op)?;
+        self.know_extents(pin.ino).await?;
         let mut change = ExtentChange::default();
-        change.load(&*self.engine, pin.ino, offset, end).await?;
+        change.load(self.extents(pin.ino, (offset, end), usize::MAX).await?);
         if punches || zeroes {
             change.cut(offset, end);
         }
@@ -66,7 +67,7 @@ impl Tree {
         }
         let mut at = offset;
         loop {
-            let extents = overlapping(&*self.engine, pin.ino, (at, size), SEEK_EXTENTS).await?;
+            let extents = self.extents(pin.ino, (at, size), SEEK_EXTENTS).await?;
             let is_last = extents.len() < SEEK_EXTENTS;
             // Reserved space reads as zeros: it is a hole.
             for extent in extents.iter().filter(|extent| extent.row.data.is_some()) {
@@ -107,7 +108,7 @@ impl Tree {
             return Ok(0);
         }
         let range = (src_offset, (src_offset + len).min(size));
-        let extents = overlapping(&*self.engine, src.ino, range, COPY_EXTENTS_MAX).await?;
+        let extents = self.extents(src.ino, range, COPY_EXTENTS_MAX).await?;
         if let Some(last) = extents.last().filter(|_| extents.len() == COPY_EXTENTS_MAX) {
             len = len.min(last.end() - src_offset);
         }
@@ -115,8 +116,9 @@ impl Tree {
         let mut state = self.lock_settled(dst).await?;
         may_have_data(&state, op)?;
         let end = dst_offset + len;
+        self.know_extents(dst.ino).await?;
         let mut change = ExtentChange::default();
-        change.load(&*self.engine, dst.ino, dst_offset, end).await?;
+        change.load(self.extents(dst.ino, (dst_offset, end), usize::MAX).await?);
         change.cut(dst_offset, end);
         for extent in extents {
             let (from, to) = (extent.start.max(src_offset), extent.end().min(src_offset + len));

@@ -17,6 +17,7 @@ use store::{
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::engine::{Batch, Engine};
+use crate::extent_cache::{ExtentCache, FileExtents, Known};
 use crate::node::{LockedNodes, Nodes, Pin, State};
 use crate::pending::Pending;
 use crate::rows::{self, EntryRow, InodeRow, Kind, Totals, entry_key, inode_key, orphan_key, to_bytes};
@@ -43,6 +44,7 @@ const INODES_PER_EPOCH: u64 = 1 << 32;
 pub(crate) struct Tree {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) segments: Segments,
+    pub(crate) extent_cache: ExtentCache,
     pub(crate) nodes: Nodes,
     pub(crate) pending: Pending,
     pub(crate) runtime: tokio::runtime::Handle,
@@ -74,6 +76,7 @@ impl Tree {
         let tree = Arc::new(Self {
             engine,
             segments,
+            extent_cache: ExtentCache::default(),
             nodes: Nodes::default(),
             pending: Pending::default(),
             runtime: tokio::runtime::Handle::current(),
@@ -229,6 +232,9 @@ impl Tree {
         batch.put(inode_key(parent.0), dir_state.stored());
         batch.totals.inodes = 1;
         self.write(batch).await?;
+        if kind == Kind::Regular {
+            self.extent_cache.give(ino, Known::All(FileExtents::default()));
+        }
         drop((state, dir_state));
         pin.named(parent.0, name);
         self.refer(pin).await
@@ -259,6 +265,7 @@ impl Tree {
         batch.put(orphan_key(ino), bytes::Bytes::new());
         batch.totals.inodes = 1;
         self.write(batch).await?;
+        self.extent_cache.give(ino, Known::All(FileExtents::default()));
         drop(state);
         self.refer(pin).await
     }
@@ -358,6 +365,7 @@ impl Tree {
     }
 
     async fn try_reap(&self, ino: u64) -> Result<()> {
+        drop(self.extent_cache.take(ino));
         loop {
             let extents = self.engine.scan(rows::keys_of(b'E', ino), REAP_BATCH).await?;
             let xattrs = self.engine.scan(rows::keys_of(b'X', ino), REAP_BATCH).await?;
