@@ -183,8 +183,18 @@ impl Bucket {
 
     /// An object if its version is not `tag`; `None`: it is that one still.
     pub async fn get_if_changed(&self, name: &str, tag: &Tag) -> Result<Option<(Bytes, Tag)>> {
+        self.get_if_changed_at_most(name, tag, MAX_WHOLE).await
+    }
+
+    /// The same, of an object that is corrupted if it is larger than `most`.
+    pub async fn get_if_changed_at_most(
+        &self,
+        name: &str,
+        tag: &Tag,
+        most: u64,
+    ) -> Result<Option<(Bytes, Tag)>> {
         let options = GetOptions { if_none_match: tag.0.e_tag.clone(), ..GetOptions::default() };
-        match self.get_whole(name, options, MAX_WHOLE).await? {
+        match self.get_whole(name, options, most).await? {
             Ok(got) => Ok(Some(got)),
             Err(StoreError::NotModified { .. }) => Ok(None),
             Err(error) => Err(self.unexpected("get", name, &error)),

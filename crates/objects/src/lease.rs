@@ -7,14 +7,15 @@
 //!   |  /
 //!  swap   a conditional replacement, whose lost answer is found out by reading back
 //!   |
-//!  info   what the object says; `host` is this machine and this process
+//!  info   what the object says; `host` is this machine and this process, `live` what it holds
 //! ```
 //!
 //! - The holder writes when it takes and when it releases, and in between only to answer a claim: an
 //!   idle volume sends one conditional GET each [`POLL`], and no PUT.
 //! - Takeover is challenge and response. A taker posts a claim, and takes the lease if it sees no
 //!   answer for [`PATIENCE`] of its own monotonic clock. Clocks of two hosts are never compared.
-//! - A holder on the same boot of the same host whose process has ended is taken over at once.
+//! - A holder on the same boot of the same host whose process has ended is taken over at once; so is
+//!   one that this process itself has given up.
 //! - The epoch grows with each holder. The nonce is new for each holder, and so is that of each
 //!   claim: no two versions of the object have the same content, and stores whose tag is a hash of
 //!   the content are as good as others.
@@ -27,6 +28,7 @@
 mod held;
 mod host;
 mod info;
+mod live;
 mod swap;
 mod take;
 
@@ -47,7 +49,7 @@ pub use take::{PATIENCE, Request};
 
 use std::sync::Arc;
 
-use store::Result;
+use store::{ErrorKind, Result};
 
 use crate::bucket::Bucket;
 
@@ -73,6 +75,18 @@ impl Lease {
     /// `Stale`: the object is missing. `Io`: it is damaged, or the bucket does not answer.
     pub async fn take(bucket: &Bucket, request: &Request, host: Arc<dyn Host>) -> Result<Held> {
         take::take(bucket, request, host).await
+    }
+
+    /// Whether the object is there, be it damaged or not.
+    ///
+    /// # Errors
+    /// The bucket's.
+    pub async fn is_there(bucket: &Bucket) -> Result<bool> {
+        match bucket.get_range(swap::OBJECT, 0..1).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Who holds the volume, without taking it; `None`: the object is missing.

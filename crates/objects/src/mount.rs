@@ -80,6 +80,12 @@ impl Mounted {
         writer_epoch(store, &root).await
     }
 
+    /// The epoch of its holder.
+    #[cfg(test)]
+    pub(crate) fn epoch(&self) -> u64 {
+        self.log.epoch()
+    }
+
     pub(crate) fn tree(&self) -> &Arc<Tree> {
         &self.tree
     }
@@ -88,6 +94,9 @@ impl Mounted {
     pub(crate) fn abort(&self) {
         self.fail(given_up());
         self.bucket.stop();
+        if let Some(held) = &self.held {
+            held.give_up();
+        }
     }
 
     fn fail(&self, error: Error) {
@@ -118,6 +127,10 @@ impl Mounted {
             tracing::warn!(%error, "the volume's lease is not released");
         }
         self.bucket.stop();
+        if let Some(held) = &self.held {
+            // Also where the bucket does not know of the release.
+            held.give_up();
+        }
         self.tree.pending.clear();
     }
 }

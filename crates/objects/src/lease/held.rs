@@ -4,12 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex as SyncMutex;
 use store::{Error, ErrorKind, Result};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::host::Host;
 use super::info::{LeaseInfo, Nonce, State};
+use super::live::LiveNonce;
 use super::swap::{Seen, Swapped, is_released, read_if_changed, swap};
 use crate::bucket::{Bucket, Patience};
 
@@ -25,7 +27,8 @@ const ROUNDS: u32 = 8;
 /// The lease of a volume that this process holds, until [`Held::release`], or until another process
 /// takes it over.
 ///
-/// A holder that is dropped without a release leaves the volume held.
+/// A holder that is dropped without a release leaves the volume held, by the lease; a later mount by
+/// the same process knows better.
 #[derive(Debug)]
 pub struct Held {
     bucket: Bucket,
@@ -38,6 +41,8 @@ pub struct Held {
     /// The version that this process knows. The lock makes requests follow each other.
     seen: Mutex<Seen>,
     polls: watch::Sender<Polls>,
+    /// Until this process gives the volume up.
+    live: SyncMutex<Option<LiveNonce>>,
     ended: watch::Sender<Option<Ended>>,
 }
 
@@ -77,7 +82,12 @@ enum Polled {
 
 impl Held {
     /// `validated`: the time before the request that took the lease.
-    pub(super) fn new(bucket: Bucket, host: Arc<dyn Host>, seen: Seen, validated: Duration) -> Self {
+    pub(super) fn new(
+        bucket: Bucket,
+        host: Arc<dyn Host>,
+        (seen, live): (Seen, LiveNonce),
+        validated: Duration,
+    ) -> Self {
         let info = &seen.info;
         let holder = info.holder.as_ref().map(ToString::to_string).unwrap_or_default();
         Self {
@@ -89,6 +99,7 @@ impl Held {
             words: format!("epoch {}, {holder}", info.epoch),
             seen: Mutex::new(seen),
             polls: watch::Sender::new(Polls { began: Instant::now(), validated }),
+            live: SyncMutex::new(Some(live)),
             ended: watch::Sender::new(None),
         }
     }
@@ -181,6 +192,12 @@ impl Held {
             _ => {}
         }
         if error.is_some() { failures.saturating_add(1) } else { 0 }
+    }
+
+    /// Gives the volume up without a request: this process writes nothing more, and another mount by
+    /// it may take the volume at once.
+    pub fn give_up(&self) {
+        drop(self.live.lock().take());
     }
 
     /// Gives the volume back: afterwards any host may take it. A second call finds that done.

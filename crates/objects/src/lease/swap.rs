@@ -6,11 +6,11 @@ use store::{Error, ErrorKind, Result};
 use sync::mutant::is_on;
 use tokio::time::sleep;
 
-use super::info::{How, LeaseInfo, State};
+use super::info::{BYTES_MAX, How, LeaseInfo, State};
 use crate::bucket::{Bucket, Condition, Tag};
 
 /// The object's name below the volume's prefix.
-const OBJECT: &str = "lease";
+pub(super) const OBJECT: &str = "lease";
 /// Requests until a conditional change is given up; the bucket retries each of them itself.
 const TRIES: u32 = 4;
 /// The pause before the second of them; each further pause is twice as long.
@@ -45,7 +45,7 @@ pub enum Created {
 
 /// The lease; `None`: there is none.
 pub(super) async fn read(bucket: &Bucket) -> Result<Option<Seen>> {
-    let Some((bytes, tag)) = bucket.get(OBJECT).await? else { return Ok(None) };
+    let Some((bytes, tag)) = bucket.get_at_most(OBJECT, BYTES_MAX as u64).await? else { return Ok(None) };
     Ok(Some(Seen { info: LeaseInfo::parse(&bytes)?, tag }))
 }
 
@@ -56,7 +56,7 @@ pub(super) async fn read_existing(bucket: &Bucket) -> Result<Seen> {
 
 /// The lease, if it is not the version `tag` any more.
 pub(super) async fn read_if_changed(bucket: &Bucket, tag: &Tag) -> Result<Option<Seen>> {
-    let got = bucket.get_if_changed(OBJECT, tag).await;
+    let got = bucket.get_if_changed_at_most(OBJECT, tag, BYTES_MAX as u64).await;
     let got = got.map_err(|error| if error.kind() == ErrorKind::NotFound { missing() } else { error })?;
     let Some((bytes, tag)) = got else { return Ok(None) };
     Ok(Some(Seen { info: LeaseInfo::parse(&bytes)?, tag }))
@@ -144,7 +144,7 @@ fn is_final(error: &Error) -> bool {
 }
 
 fn missing() -> Error {
-    let detail =
-        "the lease is missing, though the volume was formatted: `watertight fsck --repair` makes a new one";
+    let detail = "the lease is missing: the volume's `watertight format` has not ended, or somebody deleted it: the \
+         same command again makes it, and changes nothing else";
     Error::with(ErrorKind::Stale, "lease", detail)
 }

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::held::Held;
 use super::host::Host;
 use super::info::{Claim, Holder, How, LeaseInfo, Nonce, State};
+use super::live::{LiveNonce, is_live};
 use super::swap::{Seen, Swapped, read_existing, read_if_changed, swap};
 use crate::bucket::Bucket;
 
@@ -44,7 +45,7 @@ struct Taker<'a> {
     bucket: &'a Bucket,
     request: &'a Request,
     host: Arc<dyn Host>,
-    nonce: Nonce,
+    nonce: LiveNonce,
     /// The holder, or the last one, that this taker found first.
     found: Nonce,
     /// The claim whose answer this taker waits for, or waited for.
@@ -63,11 +64,13 @@ enum Challenge {
 
 pub(super) async fn take(bucket: &Bucket, request: &Request, host: Arc<dyn Host>) -> Result<Held> {
     let mut seen = read_existing(bucket).await?;
-    let (nonce, found, before) = (Nonce::new()?, seen.info.nonce, host.boottime());
+    let (nonce, found, before) = (LiveNonce::new()?, seen.info.nonce, host.boottime());
     let mut taker = Taker { bucket, request, host, nonce, found, awaited: None, before };
     for _ in 0..ROUNDS {
         match taker.round(seen).await? {
-            Swapped::Done(seen) => return Ok(Held::new(bucket.clone(), taker.host, seen, taker.before)),
+            Swapped::Done(seen) => {
+                return Ok(Held::new(bucket.clone(), taker.host, (seen, taker.nonce), taker.before));
+            }
             Swapped::Other(now) => seen = now,
         }
     }
@@ -78,7 +81,8 @@ impl Taker<'_> {
     /// Takes the lease, or refuses, or finds that another process was first.
     async fn round(&mut self, seen: Seen) -> Result<Swapped> {
         let Some(holder) = &seen.info.holder else { return self.swap(&seen, How::Free).await };
-        if self.host.has_ended(&holder.process) {
+        let is_given_up = holder.process == self.host.process() && !is_live(seen.info.nonce);
+        if is_given_up || self.host.has_ended(&holder.process) {
             tracing::warn!("{holder} has ended without a release: the volume is taken over at once");
             return self.swap(&seen, How::Dead).await;
         }
@@ -109,10 +113,10 @@ impl Taker<'_> {
         let mountpoint = self.request.mountpoint.to_string_lossy();
         let host = self.host.name();
         let holder = Holder::new(&host, self.host.process(), &mountpoint, self.host.unix_time());
-        let mut new = seen.info.taken(self.nonce, holder, how)?;
+        let nonce = self.nonce.get();
+        let mut new = seen.info.taken(nonce, holder, how)?;
         new.journal = self.journal(&seen.info)?;
         new.engine_epoch = self.request.engine_epoch;
-        let nonce = self.nonce;
         let is_done = |info: &LeaseInfo| info.nonce == nonce && info.state == State::Held;
         self.before = self.host.boottime();
         swap(self.bucket, &new, &seen.tag, is_done).await

@@ -30,7 +30,11 @@ fn a_missing_or_damaged_lease_is_told_in_words() {
         let request = Request::default();
         let take = || Lease::take(&bucket, &request, Arc::clone(&process) as Arc<dyn Host>);
         assert!(Lease::read(&bucket).await.unwrap().is_none());
-        assert_words(&take().await.unwrap_err(), ErrorKind::Stale, &["the lease is missing", "fsck"]);
+        assert_words(
+            &take().await.unwrap_err(),
+            ErrorKind::Stale,
+            &["the lease is missing", "watertight format"],
+        );
         let good = serde_json::to_value(LeaseInfo::free(Nonce::new().unwrap())).unwrap();
         let with = |key: &str, value: serde_json::Value| {
             let mut object = good.clone();
@@ -54,7 +58,7 @@ fn a_missing_or_damaged_lease_is_told_in_words() {
             (String::new(), ErrorKind::Io, "damaged"),
             ("\u{1b}[2J{".to_owned(), ErrorKind::Io, "damaged"),
             ("[".repeat(10_000), ErrorKind::Io, "damaged"),
-            (" ".repeat(1 << 20), ErrorKind::Io, "1048576 bytes"),
+            (" ".repeat(1 << 20), ErrorKind::Io, "larger than 16384 bytes"),
             (with("nonce", "12".into()), ErrorKind::Io, "32 hexadecimal digits"),
             (with("nonce", "+0000000000000000000000000000001".into()), ErrorKind::Io, "32 hexadecimal"),
             (with("epoch", (-1).into()), ErrorKind::Io, "damaged"),

@@ -71,6 +71,35 @@ fn a_process_that_ended_on_the_same_boot_is_taken_over_at_once() {
     });
 }
 
+/// A daemon that had to give a volume up, by force or because the bucket did not answer, mounts it
+/// again, though the lease says that the daemon holds it, and the daemon is alive.
+#[test]
+fn what_a_process_gave_up_it_takes_again_at_once() {
+    run(async {
+        let world = World::new().await;
+        let (process, held) = world.held().await;
+        let error = world.take(&process.request(), &process).await.unwrap_err();
+        assert_words(&error, ErrorKind::Busy, &["process 1"]);
+        held.give_up();
+        // Another process on the host knows nothing of that, nor does another host.
+        for other in [world.alpha.start(), world.beta.start()] {
+            assert_words(
+                &world.take(&other.request(), &other).await.unwrap_err(),
+                ErrorKind::Busy,
+                &["process 1"],
+            );
+        }
+        let start = Instant::now();
+        let again = world.take(&process.request(), &process).await.unwrap();
+        assert_eq!((again.epoch(), start.elapsed()), (2, Duration::ZERO));
+        assert_eq!(world.store.current().took, Some(Took { from: held.nonce(), how: How::Dead }));
+        assert_words(&held.validate().await.unwrap_err(), ErrorKind::Stale, &["took it over"]);
+        // One that is dropped is given up as well: so ends a mount that fails.
+        drop(again);
+        assert_eq!(world.take(&process.request(), &process).await.unwrap().epoch(), 3);
+    });
+}
+
 #[test]
 fn a_holder_that_answers_keeps_the_volume() {
     run(async {
