@@ -17,6 +17,7 @@ use crate::engine::totals_in_tables;
 use crate::format::{self, Format, Uuid};
 use crate::key_file;
 use crate::lease::{Lease, Request, State, ThisHost};
+use crate::make::make;
 use crate::mount::{MountOptions, Mounted};
 use crate::open::open_bucket;
 use crate::rows::Totals;
@@ -205,10 +206,10 @@ pub fn format(url: &str, options: &FormatOptions) -> Result<Formatted> {
     let bucket = open_bucket(&url)?;
     let runtime = crate::runtime::handle()?;
     let uuid = Uuid::random()?;
-    let encryption = match key {
+    let encryption = match &key {
         None => None,
         Some(user) => {
-            let record = WrappedKey::wrap(&uuid.to_bytes(), &user, &DataKey::random());
+            let record = WrappedKey::wrap(&uuid.to_bytes(), user, &DataKey::random());
             let record = serde_json::to_value(record)
                 .map_err(|error| Error::with(ErrorKind::Invalid, "format", error.to_string()))?;
             Some(record)
@@ -221,9 +222,7 @@ pub fn format(url: &str, options: &FormatOptions) -> Result<Formatted> {
             encryption,
             size_max: options.size_max,
         };
-        // The lease last: a bucket in which a format ended early is no volume that can be mounted.
-        let made = format::create(&bucket, options).await?;
-        Lease::create_free(&bucket).await.map(|_| made)
+        make(&bucket, options, key.as_ref()).await
     };
     let made = wait(&runtime, made)?;
     let probe = format!(

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use store::{ErrorKind, Result};
+use sync::mutant::is_on;
 
 use crate::engine::Batch;
 use crate::extent_cache::Known;
@@ -26,6 +27,8 @@ use crate::tree::{Tree, fail, now};
 const SMALL_BYTES_MAX: usize = 256 << 10;
 /// Data of one file that is taken to the bucket without being asked for.
 const ROUND_BYTES: u64 = EXTENT_BYTES_MAX as u64;
+/// Writes to one file after which that is done, so that its rows fit into a batch.
+const ROUND_WRITES: usize = 16 << 10;
 /// Extents that one read looks at, at a time.
 const READ_EXTENTS: usize = 64;
 
@@ -64,7 +67,7 @@ impl Tree {
         state.row.size = state.row.size.max(end);
         (state.row.mtime, state.row.ctime) = (now(), now());
         self.pending.add(pin);
-        if state.pieces.bytes() >= ROUND_BYTES {
+        if state.pieces.bytes() >= ROUND_BYTES || state.pieces.writes() >= ROUND_WRITES {
             self.settle(pin, &mut state);
         }
         drop(state);
@@ -159,7 +162,9 @@ impl Tree {
         } else {
             None
         };
-        self.wait_for(pin, round.round).await?;
+        if !is_on("rounds-end-in-any-order") {
+            self.wait_for(pin, round.round).await?;
+        }
         let stored = match stored {
             Some(stored) => stored,
             None => {
@@ -174,14 +179,23 @@ impl Tree {
         self.know_extents(pin.ino).await?;
         let mut change = ExtentChange::default();
         for ((start, data), stored) in extents.iter().zip(stored) {
-            let end = start + data.len() as u64;
-            change.load(self.extents(pin.ino, (*start, end), usize::MAX).await?);
-            change.cut(*start, end);
             let row = ExtentRow { len: data.len() as u64, data: Some((stored, 0)) };
-            change.add(Extent { start: *start, row });
-            state.stored_size = state.stored_size.max(end);
+            let extent = Extent { start: *start, row };
+            let (mut at, end) = (*start, extent.end());
+            // In one batch, unless it replaces very many extents.
+            while at < end {
+                let to = change.load_some(self, pin.ino, (at, end)).await?;
+                change.cut(at, to);
+                change.add(extent.part(at, to));
+                state.stored_size = state.stored_size.max(to);
+                if change.is_large() {
+                    let change = std::mem::take(&mut change);
+                    self.write_extents(pin, &mut state, change, Batch::default()).await?;
+                }
+                at = to;
+            }
         }
-        self.write_extents(pin, &mut state, change).await?;
+        self.write_extents(pin, &mut state, change, Batch::default()).await?;
         state.pieces.end(round.round);
         if state.pieces.is_empty() && state.pieces.rounds() == round.round + 1 {
             self.pending.remove(pin.ino);
@@ -190,13 +204,14 @@ impl Tree {
         Ok(())
     }
 
+    /// Writes a change of a file's extents and its row, with what else is in the batch.
     pub(crate) async fn write_extents(
         &self,
         pin: &Pin,
         state: &mut Locked,
         change: ExtentChange,
+        mut batch: Batch,
     ) -> Result<()> {
-        let mut batch = Batch::default();
         state.row.allocated = state.row.allocated.saturating_add_signed(change.allocated);
         change.put(pin.ino, &mut batch);
         batch.put(inode_key(pin.ino), state.stored());
@@ -212,7 +227,12 @@ impl Tree {
 
     /// Makes a file's data, size and names durable.
     pub(crate) async fn sync_file(self: &Arc<Self>, pin: &Pin) -> Result<()> {
-        self.settled(pin).await?;
+        if is_on("fsync-of-all-files") {
+            return self.sync_all().await;
+        }
+        if !is_on("fsync-without-its-data") {
+            self.settled(pin).await?;
+        }
         self.engine.commit().await
     }
 
@@ -223,27 +243,6 @@ impl Tree {
         }
         self.pending.failure()?;
         self.engine.commit().await
-    }
-
-    /// Changes a file's size.
-    pub(crate) async fn set_size(self: &Arc<Self>, pin: &Pin, size: u64) -> Result<()> {
-        let op = "set size";
-        {
-            let mut state = pin.lock().await?;
-            may_have_data(&state, op)?;
-            end_of(size, 0, op)?;
-            // What no round has taken need not be written first.
-            state.pieces.cut_current(size);
-        }
-        let mut state = self.lock_settled(pin).await?;
-        self.know_extents(pin.ino).await?;
-        let mut change = ExtentChange::default();
-        change.load(self.extents(pin.ino, (size, u64::MAX), usize::MAX).await?);
-        change.cut(size, u64::MAX);
-        state.row.size = size;
-        state.stored_size = size;
-        (state.row.mtime, state.row.ctime) = (now(), now());
-        self.write_extents(pin, &mut state, change).await
     }
 
     /// Reads until `buf` is full or the file ends.

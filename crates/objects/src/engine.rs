@@ -14,10 +14,14 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use store::Result;
 
+use crate::log::object::ROW_OVERHEAD;
 use crate::rows::{self, Totals};
 
 pub(crate) use clock::Clock;
 pub(crate) use slate::{SlateEngine, totals_in_tables, writer_epoch};
+
+/// The largest batch, as the log writes it: an object of the log has room for one.
+pub(crate) const BATCH_BYTES_MAX: usize = 32 << 20;
 
 /// Changes that are made together or not at all.
 #[derive(Debug, Default)]
@@ -33,6 +37,12 @@ impl Batch {
 
     pub(crate) fn delete(&mut self, key: Vec<u8>) {
         self.changes.push((key, None));
+    }
+
+    /// Its length in the log.
+    pub(crate) fn bytes(&self) -> usize {
+        let value = |value: &Option<Bytes>| value.as_ref().map_or(0, Bytes::len);
+        self.changes.iter().map(|(key, change)| ROW_OVERHEAD + key.len() + value(change)).sum()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -15,6 +15,8 @@ use crate::tree::Tree;
 const FIRST_BATCH: usize = 4;
 /// Rows that are read at a time.
 const BATCH: usize = 128;
+/// Extents that one batch changes, so that it fits into an object of the log.
+pub(crate) const CHANGED_MAX: usize = if cfg!(test) { 64 } else { 16 << 10 };
 
 /// The extents of the file `ino` that lie in `start..end`, whole, in order, `max` at most.
 async fn overlapping(
@@ -61,9 +63,13 @@ pub(crate) struct ExtentChange {
 }
 
 impl ExtentChange {
-    /// Adds extents as they are, of a range that is to be changed.
-    pub(crate) fn load(&mut self, extents: Vec<Extent>) {
-        for extent in extents {
+    /// Loads what lies in `start..end`, which is to be changed, or its beginning, if there is too
+    /// much for one batch; returns up to where.
+    pub(crate) async fn load_some(&mut self, tree: &Tree, ino: u64, (start, end): (u64, u64)) -> Result<u64> {
+        let loaded = tree.extents(ino, (start, end), CHANGED_MAX).await?;
+        let last = loaded.last().filter(|_| loaded.len() == CHANGED_MAX);
+        let until = last.map_or(end, |last| last.end().min(end));
+        for extent in loaded {
             let end = extent.end();
             // One that was cut before is not what there still is.
             if let Entry::Vacant(vacant) = self.before.entry(end) {
@@ -71,6 +77,12 @@ impl ExtentChange {
                 self.now.insert(end, extent);
             }
         }
+        Ok(until)
+    }
+
+    /// Whether it is to be written before more is added.
+    pub(crate) fn is_large(&self) -> bool {
+        self.before.len() >= CHANGED_MAX
     }
 
     /// Takes `start..end` out of the extents, which have been loaded.

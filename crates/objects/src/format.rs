@@ -17,7 +17,7 @@ use crate::bucket::{Bucket, Condition};
 use crate::probe::{Probed, probe};
 
 /// The object's name.
-const NAME: &str = "format";
+pub(crate) const NAME: &str = "format";
 /// What the first field says.
 const MAGIC: &str = "a Watertight volume";
 /// The version that this program writes, and the newest that it reads.

@@ -8,7 +8,8 @@
 //!   |    lease  who holds the volume, by conditional requests
 //!  tree         names, attributes, references; `moves`, `xattrs` and `acl` belong to it
 //!   |
-//!  data         what was written waits in `pieces` and gets `extents`; `ranges`: holes, copies
+//!  data         what was written waits in `pieces` and gets `extents`; `ranges`: holes, copies;
+//!               `sizes`: truncation
 //!   |
 //!  engine       rows: a narrow key-value trait, over SlateDB
 //!   |
@@ -21,7 +22,7 @@
 //!  bucket       requests: bounded, retried, counted
 //!   |
 //!  open, url    the bucket that a URL names, with its credentials (`aws`, `profile`); `format` and
-//!               `probe` say what is in it and what it keeps
+//!               `probe` say what is in it and what it keeps, `make` makes a volume
 //! ```
 //!
 //! Read `log` first: what is durable is decided there.
@@ -50,6 +51,7 @@ pub mod key_file;
 pub mod lease;
 mod limited;
 mod log;
+mod make;
 mod mount;
 mod moves;
 mod node;
@@ -68,6 +70,7 @@ mod scripted;
 mod segments;
 #[cfg(test)]
 mod simulation;
+mod sizes;
 pub mod stats;
 mod store;
 mod tree;

@@ -30,15 +30,20 @@ use parking_lot::Mutex;
 use slatedb::RowEntry;
 use slatedb::wal::{WalError, WalEvent, WalStatus, WalStatusListener};
 use store::{Error, ErrorKind, Result};
+use sync::mutant::is_on;
 use tokio::sync::Notify;
 
 use crate::bucket::{Bucket, Condition};
 use crate::codec::Codec;
+use crate::engine::BATCH_BYTES_MAX;
 pub(crate) use init::LogInit;
 use object::{HEADER, Header, LogKind};
 
 /// Bytes of an open object from which on it is sealed without a flush.
 const SEAL_BYTES: usize = 8 << 20;
+/// What an object may hold in the end: less than [`SEAL_BYTES`], the encoded data of one extent that
+/// goes into the log, one batch, and as much again for their encoding.
+const _: () = assert!((SEAL_BYTES + BATCH_BYTES_MAX + SEAL_BYTES) as u64 <= object::OBJECT_BYTES_MAX);
 /// Bytes that are sealed and not durable from which on callers wait.
 const QUEUED_BYTES_MAX: usize = 64 << 20;
 
@@ -108,11 +113,14 @@ impl State {
     /// Takes numbers off `sealed` that are there together with all before them.
     fn advance(&mut self) -> bool {
         let before = self.durable;
-        while let Some(first) = self.sealed.first_entry() {
-            if !first.get().is_there {
+        let is_behind = |number: u64, sealed: &BTreeMap<u64, Sealed>| {
+            is_on("log-acknowledged-out-of-order") && sealed.range(number..).any(|(_, s)| s.is_there)
+        };
+        while let Some((&number, first)) = self.sealed.first_key_value() {
+            if !first.is_there && !is_behind(number, &self.sealed) {
                 break;
             }
-            let (number, done) = first.remove_entry();
+            let Some(done) = self.sealed.remove(&number) else { break };
             self.durable = number;
             self.durable_seq = done.last_seq.or(self.durable_seq);
             self.sealed_bytes -= done.object.len();
@@ -260,7 +268,7 @@ impl CommitLog {
 
     /// Sends what the window lets go.
     fn send(self: &Arc<Self>, state: &mut State) {
-        let last = state.durable + self.window;
+        let last = if is_on("log-window-not-kept") { u64::MAX } else { state.durable + self.window };
         for (&number, sealed) in state.sealed.iter_mut().take_while(|(number, _)| **number <= last) {
             if !sealed.is_sent {
                 sealed.is_sent = true;
@@ -285,6 +293,9 @@ impl CommitLog {
         let made = self.bucket.create(&name, PutPayload::from_bytes(object.clone())).await?;
         if matches!(made, Condition::Met(_)) {
             return Ok(true);
+        }
+        if is_on("log-nonce-not-compared") || is_on("log-nonce-not-read-back") {
+            return Ok(is_on("log-nonce-not-compared"));
         }
         // An attempt whose answer was lost may have made it.
         let there = self.bucket.get_range(&name, 0..HEADER as u64).await?;

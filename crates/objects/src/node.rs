@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use store::{Error, ErrorKind, Result};
+use sync::mutant::is_on;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
 
 use crate::pieces::Pieces;
@@ -57,7 +58,7 @@ impl State {
 
     /// The row for the engine.
     pub(crate) fn stored(&self) -> bytes::Bytes {
-        let size = self.stored_size;
+        let size = if is_on("size-before-its-extents") { self.row.size } else { self.stored_size };
         if size == self.row.size {
             to_bytes(&self.row)
         } else {

@@ -29,6 +29,8 @@ pub(crate) struct Pieces {
     current: u64,
     /// Bytes that were written in the current round, also those written over since.
     bytes: u64,
+    /// How often something was written or cut in the current round.
+    changes: usize,
 }
 
 impl Pieces {
@@ -41,6 +43,11 @@ impl Pieces {
         self.bytes
     }
 
+    /// Writes that no round has taken: it takes no more than twice as many pieces.
+    pub(crate) fn writes(&self) -> usize {
+        self.changes
+    }
+
     pub(crate) fn write(&mut self, start: u64, data: Bytes) {
         self.cut(start, start + data.len() as u64);
         self.bytes += data.len() as u64;
@@ -49,6 +56,7 @@ impl Pieces {
 
     /// Takes `start..end` out.
     pub(crate) fn cut(&mut self, start: u64, end: u64) {
+        self.changes += 1;
         let before = self.by_start.range(..start).next_back().map(|(at, piece)| (*at, piece.data.len()));
         let first = before.filter(|(at, len)| at + *len as u64 > start).map_or(start, |(at, _)| at);
         let touched: Vec<u64> = self.by_start.range(first..end).map(|(at, _)| *at).collect();
@@ -90,6 +98,7 @@ impl Pieces {
         let of_round = self.by_start.iter().filter(|(_, piece)| piece.round == round);
         let pieces: Vec<_> = of_round.map(|(at, piece)| (*at, piece.data.clone())).collect();
         let bytes = std::mem::take(&mut self.bytes);
+        self.changes = 0;
         if pieces.is_empty() && bytes == 0 {
             return None;
         }

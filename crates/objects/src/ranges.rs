@@ -5,6 +5,7 @@ use std::sync::Arc;
 use store::{AllocateMode, ErrorKind, Result, Seek};
 
 use crate::data::{end_of, may_have_data};
+use crate::engine::Batch;
 use crate::extents::ExtentChange;
 use crate::node::Pin;
 use crate::rows::{Extent, ExtentRow};
@@ -40,24 +41,29 @@ impl Tree {
         let mut state = self.lock_settled(pin).await?;
         may_have_data(&state, op)?;
         self.know_extents(pin.ino).await?;
-        let mut change = ExtentChange::default();
-        change.load(self.extents(pin.ino, (offset, end), usize::MAX).await?);
-        if punches || zeroes {
-            change.cut(offset, end);
-        }
-        if !punches {
-            let holes = change.holes(offset, end);
-            self.check_space(holes.iter().map(|(start, end)| end - start).sum())?;
-            for (start, end) in holes {
-                change.add(Extent { start, row: ExtentRow { len: end - start, data: None } });
-            }
-        }
-        if !punches && !keeps_size && end > state.row.size {
-            state.row.size = end;
-            state.stored_size = end;
-        }
         (state.row.mtime, state.row.ctime) = (now(), now());
-        self.write_extents(pin, &mut state, change).await
+        let mut at = offset;
+        // In one batch, unless there are very many extents.
+        while at < end {
+            let mut change = ExtentChange::default();
+            let to = change.load_some(self, pin.ino, (at, end)).await?;
+            if punches || zeroes {
+                change.cut(at, to);
+            }
+            if !punches {
+                let holes = change.holes(at, to);
+                self.check_space(holes.iter().map(|(start, end)| end - start).sum())?;
+                for (start, end) in holes {
+                    change.add(Extent { start, row: ExtentRow { len: end - start, data: None } });
+                }
+            }
+            if !punches && !keeps_size && to > state.row.size {
+                (state.row.size, state.stored_size) = (to, to);
+            }
+            self.write_extents(pin, &mut state, change, Batch::default()).await?;
+            at = to;
+        }
+        Ok(())
     }
 
     pub(crate) async fn seek(self: &Arc<Self>, pin: &Pin, what: Seek, offset: u64) -> Result<u64> {
@@ -115,10 +121,10 @@ impl Tree {
         self.check_space(len)?;
         let mut state = self.lock_settled(dst).await?;
         may_have_data(&state, op)?;
-        let end = dst_offset + len;
         self.know_extents(dst.ino).await?;
         let mut change = ExtentChange::default();
-        change.load(self.extents(dst.ino, (dst_offset, end), usize::MAX).await?);
+        let end = change.load_some(self, dst.ino, (dst_offset, dst_offset + len)).await?;
+        len = end - dst_offset;
         change.cut(dst_offset, end);
         for extent in extents {
             let (from, to) = (extent.start.max(src_offset), extent.end().min(src_offset + len));
@@ -130,7 +136,7 @@ impl Tree {
         state.row.size = state.row.size.max(end);
         state.stored_size = state.stored_size.max(end);
         (state.row.mtime, state.row.ctime) = (now(), now());
-        self.write_extents(dst, &mut state, change).await?;
+        self.write_extents(dst, &mut state, change, Batch::default()).await?;
         Ok(len)
     }
 }

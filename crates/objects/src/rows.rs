@@ -6,7 +6,7 @@
 //! | `D` directory, name | [`EntryRow`] |
 //! | `E` inode, end | [`ExtentRow`]: the bytes before `end`, which is exclusive |
 //! | `X` inode, name | an extended attribute's value |
-//! | `O` inode | none: an inode without a name that is to be removed |
+//! | `O` inode | none: an inode without a name that is to be removed; or the size it is cut to |
 //! | `C` | [`Totals`], merged |
 //!
 //! Numbers in keys are big-endian, so that the engine's order is theirs. Extents are found by their

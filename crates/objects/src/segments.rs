@@ -13,6 +13,7 @@ use object_store::PutPayload;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use store::{Error, ErrorKind, Result};
+use sync::mutant::is_on;
 
 use crate::bucket::{Bucket, Condition};
 use crate::codec::{ChunkTable, Codec};
@@ -52,6 +53,7 @@ fn name(epoch: u64, number: u64) -> String {
 
 impl Segments {
     pub(crate) fn new(bucket: Bucket, codec: Codec, log: Arc<CommitLog>, epoch: u64) -> Self {
+        let epoch = if is_on("segments-epoch-not-raised") { 1 } else { epoch };
         let windows = Mutex::new(LruCache::new(std::num::NonZeroUsize::new(WINDOWS).expect("some")));
         Self { bucket, codec, log, epoch, next: AtomicU64::new(0), windows }
     }
@@ -83,6 +85,11 @@ impl Segments {
         end.extend_from_slice(b"WTsg");
         parts.push(end.freeze());
         let name = name(self.epoch, number);
+        if is_on("rows-before-bulk-data") {
+            let (bucket, parts) = (self.bucket.clone(), PutPayload::from_iter(parts));
+            tokio::spawn(async move { bucket.create(&name, parts).await });
+            return Ok(stored);
+        }
         match self.bucket.create(&name, PutPayload::from_iter(parts)).await? {
             // No other holder has this epoch: an attempt whose answer was lost made it.
             Condition::Met(_) | Condition::Failed { after_unknown: true } => Ok(stored),

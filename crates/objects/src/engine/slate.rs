@@ -21,7 +21,7 @@ use super::add_totals::AddTotals;
 use super::cache::TableCache;
 use super::clock::Clock;
 use super::compaction::{Compaction, TABLES_MAX, TABLES_URGENT};
-use super::{Batch, Engine};
+use super::{BATCH_BYTES_MAX, Batch, Engine};
 use crate::codec::Codec;
 use crate::engine_blocks::Blocks;
 use crate::log::{CommitLog, LogInit};
@@ -113,17 +113,16 @@ impl SlateEngine {
             codec: codec.clone(),
             clock: Arc::clone(&clock),
         };
-        let mut builder = Db::builder(path, store)
+        let builder = Db::builder(path, store)
             .with_settings(settings)
             .with_system_clock(Arc::clone(&clock) as _)
             .with_db_cache(Arc::new(TableCache::default()), 0)
             .with_merge_operator(Arc::new(AddTotals))
             .with_block_transformer(Arc::new(Blocks::new(codec)))
             .with_wal_writer(Box::new(LogInit { log: Arc::clone(&log), nonce, clock }));
-        if let Some(epoch) = epoch {
-            builder = builder.with_expected_epoch(epoch);
-        }
-        let db = builder.build().await.map_err(|error| plain(&error))?;
+        // Of two processes that saw this epoch, or both none, one opens the engine.
+        let db =
+            builder.with_expected_epoch(epoch.unwrap_or(0)).build().await.map_err(|error| plain(&error))?;
         let stop = CancellationToken::new();
         if db.manifest().l0().len() >= TABLES_URGENT {
             merging.run(&db, &stop).await;
@@ -161,6 +160,11 @@ impl Engine for SlateEngine {
     async fn write(&self, batch: Batch) -> Result<()> {
         if batch.is_empty() {
             return Ok(());
+        }
+        // Known changes are made in batches that fit; nothing is written that could not be read back.
+        if batch.bytes() > BATCH_BYTES_MAX {
+            let detail = format!("a change of {} bytes is more than a commit takes", batch.bytes());
+            return Err(Error::with(ErrorKind::TooBig, "metadata", detail));
         }
         let mut writes = WriteBatch::new();
         for (key, value) in batch.changes {

@@ -16,8 +16,10 @@ use store::{Error, ErrorKind, Result};
 pub(crate) const HEADER: usize = 64;
 const MAGIC: u32 = u32::from_be_bytes(*b"WTlg");
 const VERSION: u16 = 1;
-/// The largest object that is read: a commit's bounds and room for encoding.
-pub(crate) const OBJECT_BYTES_MAX: u64 = 256 << 20;
+/// The largest object: as much as is read at a time.
+pub(crate) const OBJECT_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of a row beside its key and its value.
+pub(crate) const ROW_OVERHEAD: usize = 25;
 
 /// What an object of the log is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,7 +161,7 @@ pub(crate) fn read_rows(mut from: Bytes, number: u64) -> Result<Vec<RowEntry>> {
     let short = || damaged(number, "its rows end too early");
     let mut rows = Vec::new();
     while from.has_remaining() {
-        if from.remaining() < 25 {
+        if from.remaining() < ROW_OVERHEAD {
             return Err(short());
         }
         let (seq, stamp, kind) = (from.get_u64(), from.get_i64(), from.get_u8());

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -26,6 +26,11 @@ impl Random {
         Self(seed)
     }
 
+    /// Other numbers, which follow from these.
+    pub(super) fn fork(&mut self) -> Self {
+        Self(self.next())
+    }
+
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -45,22 +50,31 @@ type Late = (Path, PutPayload, PutOptions);
 /// The bucket of all hosts.
 #[derive(Debug)]
 pub(super) struct World {
-    objects: Arc<InMemory>,
+    objects: InMemory,
     random: Mutex<Random>,
     late: Mutex<Vec<Late>>,
     is_healed: AtomicBool,
+    bytes: AtomicUsize,
 }
 
 impl World {
-    pub(super) fn new(objects: Arc<InMemory>, seed: u64) -> Arc<Self> {
+    pub(super) fn new(seed: u64) -> Arc<Self> {
         let random = Mutex::new(Random::new(!seed));
-        Arc::new(Self { objects, random, late: Mutex::default(), is_healed: AtomicBool::new(false) })
+        let (objects, late) = (InMemory::new(), Mutex::default());
+        let (is_healed, bytes) = (AtomicBool::new(false), AtomicUsize::new(0));
+        Arc::new(Self { objects, random, late, is_healed, bytes })
     }
 
     /// No request fails from now on.
     pub(super) fn heal(&self) {
         // ORDERING: Relaxed, the simulation is one thread.
         self.is_healed.store(true, Ordering::Relaxed);
+    }
+
+    /// Bytes that were written to it so far.
+    pub(super) fn bytes(&self) -> usize {
+        // ORDERING: as above.
+        self.bytes.load(Ordering::Relaxed)
     }
 
     fn below(&self, n: usize) -> usize {
@@ -88,18 +102,26 @@ impl World {
         tokio::time::sleep(Duration::from_millis(millis)).await;
     }
 
-    /// Carries out what came late.
+    /// Carries out, now and then, one of the requests that are late.
     async fn carry_out_late(&self) {
-        if self.below(4) != 0 {
+        if self.late.lock().is_empty() || self.below(4) != 0 {
             return;
         }
-        let late = {
-            let mut late = self.late.lock();
-            if late.is_empty() { None } else { Some(late.remove(0)) }
-        };
-        if let Some((path, payload, options)) = late {
-            let _its_sender_is_gone = self.objects.put_opts(&path, payload, options).await;
+        let number = self.below(self.late.lock().len());
+        let late = self.late.lock().remove(number);
+        self.carry_out(late).await;
+    }
+
+    /// Carries out all requests that are late.
+    pub(super) async fn carry_out_all(&self) {
+        let late = std::mem::take(&mut *self.late.lock());
+        for late in late {
+            self.carry_out(late).await;
         }
+    }
+
+    async fn carry_out(&self, (path, payload, options): Late) {
+        let _its_sender_does_not_wait = self.objects.put_opts(&path, payload, options).await;
     }
 }
 
@@ -119,17 +141,24 @@ fn lost() -> Error {
 #[derive(Debug)]
 pub(super) struct FaultyObjects {
     world: Arc<World>,
+    is_cut: Arc<AtomicBool>,
 }
 
 impl FaultyObjects {
-    pub(super) fn new(world: &Arc<World>) -> Self {
-        Self { world: Arc::clone(world) }
+    /// While `is_cut`, no answer comes, and what is to be written comes late.
+    pub(super) fn new(world: &Arc<World>, is_cut: Arc<AtomicBool>) -> Self {
+        Self { world: Arc::clone(world), is_cut }
+    }
+
+    fn fate(&self) -> Fate {
+        // ORDERING: Relaxed, the simulation is one thread.
+        if self.is_cut.load(Ordering::Relaxed) { Fate::Late } else { self.world.fate() }
     }
 
     /// Waits as a request does; fails if its answer does.
     async fn request(&self) -> Result<()> {
         self.world.carry_out_late().await;
-        let fate = self.world.fate();
+        let fate = self.fate();
         self.world.delay(matches!(fate, Fate::Stalled)).await;
         match fate {
             Fate::NotSent | Fate::AnswerLost | Fate::Late => Err(lost()),
@@ -149,7 +178,7 @@ impl ObjectStore for FaultyObjects {
     async fn put_opts(&self, path: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
         let world = &self.world;
         world.carry_out_late().await;
-        let fate = world.fate();
+        let fate = self.fate();
         world.delay(matches!(fate, Fate::Stalled)).await;
         match fate {
             Fate::NotSent => return Err(lost()),
@@ -159,6 +188,8 @@ impl ObjectStore for FaultyObjects {
             }
             _ => {}
         }
+        // ORDERING: Relaxed, a number only.
+        world.bytes.fetch_add(payload.content_length(), Ordering::Relaxed);
         let put = world.objects.put_opts(path, payload, options).await;
         world.delay(false).await;
         if matches!(fate, Fate::AnswerLost) { Err(lost()) } else { put }

@@ -13,7 +13,9 @@ impl Content {
     const EMPTY: Self = Self { version: 0, len: 0 };
 
     pub(super) fn bytes(self) -> Vec<u8> {
-        self.version.to_le_bytes().iter().copied().cycle().take(self.len).collect()
+        let mut bytes = self.version.to_le_bytes().repeat(self.len.div_ceil(4));
+        bytes.truncate(self.len);
+        bytes
     }
 
     /// The version that these bytes are. A file of one byte says the lowest eight bits only.
@@ -27,8 +29,10 @@ impl Content {
         content
     }
 
-    fn is_seen_as(self, seen: Self) -> bool {
-        Self::of(&self.bytes()) == seen
+    /// As [`Self::of`] shows it.
+    fn shown(self) -> Self {
+        let kept = u32::MAX.checked_shl(8 * u32::try_from(self.len).unwrap_or(4)).unwrap_or(0);
+        Self { version: self.version & !kept, len: self.len }
     }
 }
 
@@ -43,11 +47,11 @@ struct File {
 /// The names after each step.
 type Names = BTreeMap<String, usize>;
 
-/// The model.
+/// The model of one holder.
 #[derive(Debug, Default)]
 pub(super) struct Model {
     files: Vec<File>,
-    /// The names after each step; the first is what a life began with.
+    /// The names after each step; the first is what the holder found.
     history: Vec<Names>,
     /// Which of them was acknowledged last.
     acknowledged: usize,
@@ -55,9 +59,11 @@ pub(super) struct Model {
 }
 
 /// A moment.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Mark {
     step: usize,
+    /// How many versions each file had.
+    versions: Vec<usize>,
 }
 
 /// A moment of a file.
@@ -68,15 +74,23 @@ pub(super) struct FileMark {
     versions: usize,
 }
 
+/// What a volume shows: names, in order, and what their files hold.
+pub(super) type Seen = Vec<(String, Content)>;
+
 impl Model {
+    /// That of a holder which found this; it numbers its contents from `version` on.
+    pub(super) fn new(seen: &Seen, version: u32) -> Self {
+        let file = |content: &Content| File { versions: vec![*content], synced: 1 };
+        let names = seen.iter().enumerate().map(|(file, (name, _))| (name.clone(), file)).collect();
+        let files = seen.iter().map(|(_, content)| file(content)).collect();
+        Self { files, history: vec![names], acknowledged: 0, version }
+    }
+
     fn names(&self) -> Names {
         self.history.last().cloned().unwrap_or_default()
     }
 
     fn push(&mut self, names: Names) {
-        if self.history.is_empty() {
-            self.history.push(Names::new());
-        }
         self.history.push(names);
     }
 
@@ -111,7 +125,8 @@ impl Model {
     }
 
     pub(super) fn mark(&self) -> Mark {
-        Mark { step: self.history.len().saturating_sub(1) }
+        let versions = self.files.iter().map(|file| file.versions.len()).collect();
+        Mark { step: self.history.len().saturating_sub(1), versions }
     }
 
     pub(super) fn mark_file(&self, name: &str) -> FileMark {
@@ -119,10 +134,10 @@ impl Model {
         FileMark { step: self.mark().step, file, versions: self.files[file].versions.len() }
     }
 
-    pub(super) fn acknowledged_all(&mut self, mark: Mark) {
+    pub(super) fn acknowledged_all(&mut self, mark: &Mark) {
         self.acknowledged = self.acknowledged.max(mark.step);
-        for file in &mut self.files {
-            file.synced = file.versions.len();
+        for (file, versions) in self.files.iter_mut().zip(&mark.versions) {
+            file.synced = file.synced.max(*versions);
         }
     }
 
@@ -133,40 +148,35 @@ impl Model {
         file.synced = file.synced.max(mark.versions);
     }
 
-    /// The next host has found this: it must be a prefix that holds what was acknowledged. What it
-    /// found is what holds from now on.
-    pub(super) fn recovered(&mut self, seen: &[(String, Content)]) {
-        if self.history.is_empty() {
-            self.history.push(Names::new());
-        }
-        let fits = |names: &&Names| {
+    /// What the holder itself sees.
+    pub(super) fn now(&self) -> Seen {
+        let names = self.names();
+        let content = |file: &usize| self.files[*file].versions.last().map_or(Content::EMPTY, |c| c.shown());
+        names.iter().map(|(name, file)| (name.clone(), content(file))).collect()
+    }
+
+    /// The next holder has found this: it must be a prefix that holds what was acknowledged.
+    #[track_caller]
+    pub(super) fn assert_left(&self, seen: &Seen) {
+        let fits = |names: &Names| {
             names.len() == seen.len()
                 && seen.iter().all(|(name, content)| {
                     names.get(name).is_some_and(|file| self.files[*file].may_hold(*content))
                 })
         };
         let possible = &self.history[self.acknowledged..];
-        let found = possible
-            .iter()
-            .find(fits)
-            .cloned()
-            .unwrap_or_else(|| panic!("{seen:?} is none of {possible:#?} with {:#?}", self.files));
-        for (name, content) in seen {
-            let file = &mut self.files[found[name]];
-            let version =
-                file.versions[file.synced.saturating_sub(1)..].iter().rposition(|v| v.is_seen_as(*content));
-            let kept = file.synced.saturating_sub(1) + version.unwrap_or(0);
-            file.versions.truncate(kept + 1);
-            file.synced = file.versions.len();
-        }
-        self.history = vec![found];
-        self.acknowledged = 0;
+        let files = &self.files;
+        assert!(
+            possible.iter().any(fits),
+            "what the next holder found is no prefix with all that was acknowledged: {seen:?} is none of \
+             {possible:?} with {files:?}"
+        );
     }
 }
 
 impl File {
     /// Whether a crash may leave this content: that of the last sync, or a later one.
     fn may_hold(&self, seen: Content) -> bool {
-        self.versions[self.synced.saturating_sub(1)..].iter().any(|version| version.is_seen_as(seen))
+        self.versions[self.synced.saturating_sub(1)..].iter().any(|version| version.shown() == seen)
     }
 }

@@ -1,0 +1,327 @@
+//! One host of the simulation: a runtime with a clock of its own, and the life of one holder on it.
+//!
+//! A host does something only while the simulation runs it: one that is not run is a process that
+//! was stopped, and its clock with it. One that is dropped has crashed, each of its tasks at the
+//! await where it was.
+
+use std::future::Future;
+use std::io::IoSlice;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use store::{Creator, Name, NewNode, ObjectId, RenameFlags, Result, SetXattr};
+use tokio::runtime::Runtime;
+
+use super::faults::{FaultyObjects, Random, World};
+use super::model::{Content, Model, Seen};
+use crate::bucket::{Bucket, Patience};
+use crate::codec::{Codec, Compression};
+use crate::mount::{MountOptions, Mounted};
+use crate::tree::Tree;
+
+pub(super) const ROOT: ObjectId = ObjectId::ROOT;
+pub(super) const CREATOR: Creator = Creator { uid: 0, gid: 0, umask: 0 };
+pub(super) const FILE: NewNode<'_> = NewNode::Special { kind: store::FileType::Regular, rdev: 0 };
+const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+/// The size of most files, and of some: those go to segments.
+const SIZES: [usize; 3] = [1, 5000, 300_000];
+/// Contents of one holder: fewer than there are.
+const VERSIONS: u32 = 48;
+/// Steps of one holder: fewer than [`VERSIONS`].
+const STEPS: usize = 40;
+
+pub(super) fn name(name: &str) -> Name<'_> {
+    Name::new(name.as_ref()).expect("a good name")
+}
+
+/// How hosts of one volume open it.
+#[derive(Debug, Clone)]
+pub(super) struct Volume {
+    pub(super) world: Arc<World>,
+    /// Objects of the log that may be on their way.
+    pub(super) window: u64,
+    /// Who began to take the volume, in this order.
+    takers: Arc<Mutex<Vec<Arc<Taker>>>>,
+}
+
+/// A process that takes the volume.
+#[derive(Debug, Default)]
+pub(super) struct Taker {
+    number: u8,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    /// The epoch that it takes, or has.
+    epoch: u64,
+    /// What it found, once it holds the volume.
+    found: Option<Seen>,
+    model: Model,
+}
+
+impl Taker {
+    /// The epoch of one that held the volume, and what it found.
+    pub(super) fn found(&self) -> Option<(u64, Seen)> {
+        let progress = self.progress.lock();
+        progress.found.clone().map(|found| (progress.epoch, found))
+    }
+
+    /// The next holder has found this.
+    #[track_caller]
+    pub(super) fn assert_left(&self, seen: &Seen) {
+        self.progress.lock().model.assert_left(seen);
+    }
+
+    fn model<T>(&self, change: impl FnOnce(&mut Model) -> T) -> T {
+        change(&mut self.progress.lock().model)
+    }
+}
+
+impl Volume {
+    pub(super) fn new(world: Arc<World>, window: u64) -> Self {
+        Self { world, window, takers: Arc::default() }
+    }
+
+    /// Those that held the volume, by their epochs.
+    pub(super) fn holders(&self) -> Vec<Arc<Taker>> {
+        let mut holders: Vec<_> =
+            self.takers.lock().iter().filter(|taker| taker.found().is_some()).cloned().collect();
+        holders.sort_by_key(|taker| taker.found().map(|(epoch, _)| epoch));
+        holders
+    }
+
+    /// Whether the process that began last has held the volume.
+    pub(super) fn is_held_by_the_last(&self) -> bool {
+        self.takers.lock().last().is_some_and(|last| last.found().is_some())
+    }
+
+    fn begin(&self) -> Arc<Taker> {
+        let mut takers = self.takers.lock();
+        let number = u8::try_from(takers.len()).expect("few");
+        let taker = Arc::new(Taker { number, progress: Mutex::default() });
+        takers.push(Arc::clone(&taker));
+        taker
+    }
+
+    /// The greatest epoch that another process than `taker` takes.
+    fn taken_by_others(&self, taker: &Taker) -> u64 {
+        let takers = self.takers.lock();
+        let others = takers.iter().filter(|other| other.number != taker.number);
+        others.map(|other| other.progress.lock().epoch).max().unwrap_or(0)
+    }
+
+    /// Whether a holder of a later epoch has found what the volume holds.
+    fn is_taken_over(&self, taker: &Taker) -> bool {
+        let epoch = taker.progress.lock().epoch;
+        self.holders().last().and_then(|last| last.found()).is_some_and(|(last, _)| last > epoch)
+    }
+
+    /// Opens the volume; `None`: another process has taken it meanwhile.
+    async fn open(&self, taker: &Taker, is_cut: Arc<AtomicBool>) -> Option<Arc<Mounted>> {
+        let bucket = Bucket::new(Arc::new(FaultyObjects::new(&self.world, is_cut)), "v".into());
+        let bucket = bucket.seeded(taker.number.into()).with_patience(Patience::UntilStopped);
+        let options = MountOptions {
+            codec: Codec::new([0; 16], Compression::None, None),
+            window: self.window,
+            size_max: None,
+            nonce: [taker.number; 16],
+            held: None,
+        };
+        let last = Mounted::last_epoch(&bucket).await;
+        let last = last.unwrap_or_else(|error| panic!("the last epoch cannot be read: {error}"));
+        let epoch = last.unwrap_or(0) + 1;
+        taker.progress.lock().epoch = epoch;
+        match Mounted::open(bucket, last, options).await {
+            Ok(mounted) => {
+                assert_eq!(mounted.epoch(), epoch, "it has another epoch than it took");
+                Some(mounted)
+            }
+            Err(error) => {
+                let others = self.taken_by_others(taker);
+                assert!(others >= epoch, "nobody else takes the volume, and it does not open: {error}");
+                None
+            }
+        }
+    }
+}
+
+/// What the volume shows.
+pub(super) async fn observe(tree: &Arc<Tree>) -> Result<Seen> {
+    let mut seen = Vec::new();
+    for file in NAMES {
+        let entry = match tree.lookup(ROOT, name(file)).await {
+            Ok(entry) => entry,
+            Err(error) if error.kind() == store::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        let pin = tree.pin_used(entry.id.0, "observe")?;
+        let mut data = vec![0; usize::try_from(entry.attr.size).expect("small")];
+        let len = tree.read_at(&pin, &mut data, 0).await?;
+        assert_eq!(len, data.len(), "{file} ends where its size says");
+        tree.forget(entry.id.0, 1);
+        seen.push((file.to_owned(), Content::of(&data)));
+    }
+    Ok(seen)
+}
+
+/// A host.
+pub(super) struct Host {
+    // In this order: what a life holds goes before its runtime.
+    life: Pin<Box<dyn Future<Output = ()>>>,
+    runtime: Runtime,
+    is_cut: Arc<AtomicBool>,
+    has_ended: bool,
+}
+
+impl Host {
+    /// A host that takes the volume, when it runs.
+    pub(super) fn new(volume: &Volume, random: Random) -> Self {
+        let (taker, is_cut) = (volume.begin(), Arc::<AtomicBool>::default());
+        let life = Life { volume: volume.clone(), taker, random };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+        let life = Box::pin(life.live(Arc::clone(&is_cut)));
+        Self { life, runtime: runtime.expect("a runtime"), is_cut, has_ended: false }
+    }
+
+    /// From now on its requests come late and have no answers, or not any more.
+    pub(super) fn cut(&self, is_cut: bool) {
+        // ORDERING: Relaxed, the simulation is one thread.
+        self.is_cut.store(is_cut, Ordering::Relaxed);
+    }
+
+    /// Runs it for so long by its own clock, or to its life's end.
+    pub(super) fn run(&mut self, time: Duration) {
+        let Self { life, runtime, has_ended, .. } = self;
+        if !*has_ended {
+            *has_ended = runtime.block_on(async { tokio::time::timeout(time, life.as_mut()).await.is_ok() });
+        }
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+}
+
+/// The life of one holder.
+struct Life {
+    volume: Volume,
+    taker: Arc<Taker>,
+    random: Random,
+}
+
+impl Life {
+    async fn live(mut self, is_cut: Arc<AtomicBool>) {
+        let Some(mounted) = self.volume.open(&self.taker, is_cut).await else { return };
+        if let Err(error) = self.hold(&mounted).await {
+            let (epoch, others) =
+                (self.taker.progress.lock().epoch, self.volume.taken_by_others(&self.taker));
+            assert!(others > epoch, "nobody has taken the volume over, and it fails: {error}");
+            let again = self.change_and_sync(mounted.tree()).await;
+            assert!(again.is_err(), "a holder that has failed acknowledges again");
+        }
+        if self.random.below(4) == 0 {
+            // Its tasks go on until it crashes.
+            std::future::pending::<()>().await;
+        }
+        mounted.close().await;
+    }
+
+    /// Does steps, and syncs in the end; ends early with the first error.
+    async fn hold(&mut self, mounted: &Arc<Mounted>) -> Result<()> {
+        let tree = mounted.tree();
+        let found = observe(tree).await?;
+        {
+            let mut progress = self.taker.progress.lock();
+            progress.model = Model::new(&found, u32::from(self.taker.number) * VERSIONS);
+            progress.found = Some(found);
+        }
+        for _ in 0..self.random.below(STEPS) {
+            self.step(tree).await?;
+        }
+        self.change_and_sync(tree).await
+    }
+
+    /// Changes something that no model knows of, and syncs all.
+    async fn change_and_sync(&self, tree: &Arc<Tree>) -> Result<()> {
+        let (was_taken_over, mark) =
+            (self.volume.is_taken_over(&self.taker), self.taker.model(|model| model.mark()));
+        tree.set_xattr(ROOT, "user.holder".as_ref(), &[self.taker.number], SetXattr::Any).await?;
+        tree.sync_all().await?;
+        assert!(!was_taken_over, "a holder that was taken over acknowledges what it changed since");
+        self.taker.model(|model| model.acknowledged_all(&mark));
+        Ok(())
+    }
+
+    /// One step, on the volume and on the model.
+    async fn step(&mut self, tree: &Arc<Tree>) -> Result<()> {
+        let file = NAMES[self.random.below(NAMES.len())];
+        let there = match tree.lookup(ROOT, name(file)).await {
+            Ok(entry) => {
+                let pin = tree.pin_used(entry.id.0, "step")?;
+                tree.forget(entry.id.0, 1);
+                Some(pin)
+            }
+            Err(error) if error.kind() == store::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        let taker = Arc::clone(&self.taker);
+        match (self.random.below(12), there) {
+            (0..3, None) => {
+                taker.model(|model| model.begin_create(file));
+                let made = tree.make(ROOT, name(file), FILE, 0o644, CREATOR).await?;
+                tree.forget(made.id.0, 1);
+            }
+            (2, Some(_)) => {
+                taker.model(|model| model.begin_unlink(file));
+                tree.remove(ROOT, name(file), false).await?;
+            }
+            (3, Some(_)) => {
+                let to = NAMES[self.random.below(NAMES.len())];
+                taker.model(|model| model.begin_rename(file, to));
+                tree.rename(ROOT, name(file), ROOT, name(to), RenameFlags::empty()).await?;
+            }
+            (4, _) => {
+                let mark = taker.model(|model| model.mark());
+                tree.sync_all().await?;
+                taker.model(|model| model.acknowledged_all(&mark));
+            }
+            (5, _) => tokio::time::sleep(Duration::from_millis(self.random.below(8000) as u64)).await,
+            (6, Some(pin)) => {
+                let mark = taker.model(|model| model.mark_file(file));
+                tree.sync_file(&pin).await?;
+                taker.model(|model| model.acknowledged_file(mark));
+            }
+            // Others go on beside these, so that several commits are on their way.
+            (7 | 8, Some(pin)) => {
+                let (mark, tree) = (taker.model(|model| model.mark_file(file)), Arc::clone(tree));
+                tokio::spawn(async move {
+                    if tree.sync_file(&pin).await.is_ok() {
+                        taker.model(|model| model.acknowledged_file(mark));
+                    }
+                });
+                // It begins, at least.
+                tokio::time::sleep(Duration::from_millis(self.random.below(3) as u64)).await;
+            }
+            (9, _) => {
+                let seen = observe(tree).await?;
+                assert_eq!(
+                    seen,
+                    taker.model(|model| model.now()),
+                    "what the holder itself wrote is not there"
+                );
+            }
+            (_, Some(pin)) => {
+                let size = SIZES[self.random.below(SIZES.len())];
+                let content = taker.model(|model| model.begin_write(file, size));
+                tree.set_size(&pin, 0).await?;
+                tree.write_at(&pin, &[IoSlice::new(&content.bytes())], 0).await?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,74 @@
+//! What the simulation claims, and the mutants that it catches.
+//!
+//! `RUSTC_WORKSPACE_WRAPPER=$PWD/tests/with-shuttle cargo test -p watertight-objects --lib schedules`
+
+use std::io::IoSlice;
+
+use super::faults::World;
+use super::host::{CREATOR, FILE, ROOT, name};
+use super::run;
+use super::tables::{alone, open};
+
+/// Seeds of a test run. With a mutant, as many as it takes until one fails.
+fn seeds() -> std::ops::Range<u64> {
+    let given = std::env::var("WATERTIGHT_SCHEDULES").ok().filter(|_| cfg!(shuttle));
+    0..given.and_then(|n| n.parse().ok()).unwrap_or(200)
+}
+
+/// Hosts crash, stop, are cut off, and take the volume over from each other: each finds a prefix of
+/// what was done that holds everything acknowledged, none acknowledges after it was taken over, and
+/// none fails that was not.
+#[test]
+fn what_was_acknowledged_is_found_by_the_next_holder() {
+    run(seeds());
+}
+
+/// An fsync uploads nothing of another file.
+#[test]
+fn an_fsync_uploads_its_own_data() {
+    let world = World::new(1);
+    world.heal();
+    alone(async {
+        let mounted = open(&world, 1).await;
+        let tree = mounted.tree();
+        let mut files = Vec::new();
+        for (file, size) in [("small", 5000), ("large", 1_000_000)] {
+            let made = tree.make(ROOT, name(file), FILE, 0o644, CREATOR).await.unwrap();
+            let pin = tree.pin_used(made.id.0, "test").unwrap();
+            tree.write_at(&pin, &[IoSlice::new(&vec![7; size])], 0).await.unwrap();
+            files.push(pin);
+        }
+        tree.sync_file(&files[0]).await.unwrap();
+        assert_eq!(tree.pending.bytes(), 1_000_000, "an fsync uploads another file's data");
+        assert!(world.bytes() < 100_000, "an fsync uploads another file's data");
+        tree.sync_file(&files[1]).await.unwrap();
+        assert!(world.bytes() > 1_000_000, "an fsync uploads its own data");
+    });
+}
+
+#[cfg(shuttle)]
+#[test]
+fn a_volume_that_keeps_no_order_is_caught() {
+    use sync::mutant::{assert_caught, assert_caught_by_any};
+    const LOST: &str = "is no prefix with all that was acknowledged";
+    const FAILS: &str = "nobody has taken the volume over, and it fails";
+    const FALSE: &str = "a holder that was taken over acknowledges what it changed since";
+    const TORN: &str = "the content is one version, whole";
+    let test = "simulation::schedules::what_was_acknowledged_is_found_by_the_next_holder";
+    // The log.
+    assert_caught_by_any(test, &["log-acknowledged-out-of-order"], &[LOST, FAILS]);
+    assert_caught_by_any(test, &["log-fence-not-written"], &[LOST, FALSE, FAILS]);
+    assert_caught_by_any(test, &["log-fence-leaves-nothing-out"], &[LOST, FALSE, FAILS]);
+    assert_caught_by_any(test, &["log-window-not-kept"], &[LOST, FALSE, FAILS]);
+    assert_caught_by_any(test, &["log-nonce-not-compared"], &[LOST, FALSE]);
+    assert_caught(test, &["log-nonce-not-read-back"], FAILS);
+    assert_caught_by_any(test, &["log-epoch-not-compared"], &[LOST, FAILS]);
+    // Segments and rows.
+    assert_caught_by_any(test, &["rows-before-bulk-data"], &[LOST, FAILS, TORN]);
+    assert_caught_by_any(test, &["segments-epoch-not-raised"], &[LOST, FAILS, TORN]);
+    assert_caught_by_any(test, &["inodes-epoch-not-raised"], &[LOST, FAILS, TORN]);
+    assert_caught_by_any(test, &["rounds-end-in-any-order", "size-before-its-extents"], &[LOST, TORN]);
+    assert_caught(test, &["fsync-without-its-data"], LOST);
+    let test = "simulation::schedules::an_fsync_uploads_its_own_data";
+    assert_caught(test, &["fsync-of-all-files"], "an fsync uploads another file's data");
+}

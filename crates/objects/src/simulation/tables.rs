@@ -1,0 +1,72 @@
+//! What becomes of the engine's tables when a volume is opened and closed again and again.
+
+use std::sync::Arc;
+
+use super::faults::{FaultyObjects, World};
+use super::host::{CREATOR, FILE, ROOT, name, observe};
+use crate::bucket::{Bucket, Patience};
+use crate::codec::{Codec, Compression};
+use crate::mount::{MountOptions, Mounted};
+
+pub(super) async fn open(world: &Arc<World>, nonce: u8) -> Arc<Mounted> {
+    let bucket = Bucket::new(Arc::new(FaultyObjects::new(world, Arc::default())), "v".into());
+    let bucket = bucket.seeded(nonce.into()).with_patience(Patience::UntilStopped);
+    let options = MountOptions {
+        codec: Codec::new([0; 16], Compression::None, None),
+        window: 4,
+        size_max: None,
+        nonce: [nonce; 16],
+        held: None,
+    };
+    let epoch = Mounted::last_epoch(&bucket).await.expect("it can be read");
+    Mounted::open(bucket, epoch, options).await.expect("nobody else holds it")
+}
+
+/// Runs a life on a host that is alone.
+pub(super) fn alone<T>(life: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+    runtime.expect("a runtime").block_on(life)
+}
+
+/// Rows that were replayed are in the tables after a close, also where the host added none.
+#[test]
+fn replayed_rows_reach_the_tables() {
+    let world = World::new(1);
+    world.heal();
+    let live = |nonce: u8, make: Option<&'static str>, is_closed: bool| {
+        alone(async {
+            let mounted = open(&world, nonce).await;
+            if let Some(file) = make {
+                mounted.tree().make(ROOT, name(file), FILE, 0o644, CREATOR).await.expect("made");
+                mounted.tree().sync_all().await.expect("synced");
+            }
+            if is_closed {
+                mounted.close().await;
+            }
+            observe(mounted.tree()).await.map(|seen| seen.len())
+        })
+    };
+    let _closed = live(1, Some("a"), true);
+    assert_eq!(live(2, Some("b"), false).unwrap(), 2);
+    let _closed = live(3, None, true);
+    assert_eq!(live(4, None, false).unwrap(), 2);
+}
+
+/// A volume that is mounted, changed and unmounted more often than the engine has tables.
+#[test]
+fn tables_are_merged() {
+    let world = World::new(1);
+    world.heal();
+    for life in 0..150_u8 {
+        alone(async {
+            let mounted = open(&world, life).await;
+            let tree = mounted.tree();
+            let made = tree.make(ROOT, name(&life.to_string()), FILE, 0o644, CREATOR).await.expect("made");
+            tree.forget(made.id.0, 1);
+            let files = tree.engine.scan(crate::rows::keys_of(b'D', 1), 1000).await.expect("listed").len();
+            assert_eq!(files, usize::from(life) + 1);
+            assert_eq!(tree.totals.lock().inodes, i64::from(life) + 2);
+            mounted.close().await;
+        });
+    }
+}
