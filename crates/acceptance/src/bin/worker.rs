@@ -1,10 +1,11 @@
 //! Processes that tests start on a volume: each verb is one kind of work.
 //!
-//! `append FILE ID COUNT`, `map FILE ID STRIDE WORDS`,
+//! `append FILE ID COUNT`, `map FILE ID STRIDE WORDS`, `log FILE`,
 //! `crash DIR ROUND SEED (sync|nosync) (honest|lying)`.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
     let done = match args.as_slice() {
         ["append", file, id, count] => append(file, number(id), number(count)),
         ["map", file, id, stride, words] => map(file, number(id), number(stride), number(words)),
+        ["log", file] => log(file),
         ["crash", dir, round, seed, sync, honesty] => {
             let plan = Plan::new(number(round), number(seed), *sync == "sync");
             write_steps(Path::new(dir), plan, *honesty == "lying", &mut io::stdout())
@@ -46,6 +48,19 @@ fn append(file: &str, id: u64, count: u64) -> io::Result<()> {
         let filler = "x".repeat(rng.index(6000));
         let head = format!("{id} {n} {} {filler}", filler.len());
         file.write_all(format!("{head} {}\n", head.len()).as_bytes())?;
+    }
+    Ok(())
+}
+
+/// Appends records of 512 bytes, its number 64 times in each, and syncs each; writes a byte to
+/// standard output for each that is synced. Ends with the first failure.
+fn log(file: &str) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).create(true).truncate(true).open(file)?;
+    for number in 0_u64.. {
+        file.write_all_at(&number.to_le_bytes().repeat(64), number * 512)?;
+        file.sync_all()?;
+        io::stdout().write_all(b".")?;
+        io::stdout().flush()?;
     }
     Ok(())
 }
