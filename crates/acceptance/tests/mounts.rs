@@ -207,7 +207,7 @@ fn mn_r1_umount_lazy_of_the_volumes_own_path_below_a_loop_device() {
         return;
     }
     let Some(mut subject) = Subject::with(name, Setup::default().option("dirty_after=1h")) else { return };
-    let (inner, store) = (subject.outside("inner"), subject.store().to_owned());
+    let inner = subject.outside("inner");
     let rounds = if is_long() { 1000 } else { 100 };
     for round in 0..rounds {
         let image = Image::new(subject.at("image"), &inner);
@@ -221,7 +221,7 @@ fn mn_r1_umount_lazy_of_the_volumes_own_path_below_a_loop_device() {
         image.let_go();
         // `wait` says it, see `let_go`.
         subject.program().args(["wait".as_ref(), subject.path()]).ok();
-        is_intact(&store.join("image"), &inner, &content);
+        is_intact(&subject.store().join("image"), &inner, &content);
         subject.mount();
         fs::remove_file(subject.at("image")).expect("remove");
     }

@@ -151,37 +151,33 @@ impl Tree {
     }
 
     async fn run_round(self: &Arc<Self>, pin: &Pin, round: Taken) -> Result<()> {
-        let extents = extents_of(&round.pieces);
-        let len: usize = extents.iter().map(|(_, data)| data.len()).sum();
+        let len: usize = round.pieces.iter().map(|(_, data)| data.len()).sum();
         let stored = if len > SMALL_BYTES_MAX {
-            let mut stored = Vec::with_capacity(extents.len());
-            for part in in_segments(&extents) {
+            // Its data is in memory twice until it is encoded, and then encoded until it is there.
+            // The turn ends before the wait for an earlier round, which may need one.
+            let turn = self.uploads.acquire().await.map_err(|_| given_up())?;
+            let mut stored = Vec::new();
+            for part in in_segments(extents_of(round.pieces)) {
                 stored.extend(self.segments.put_bulk(pin.ino, part).await?);
             }
-            Some(stored)
-        } else {
-            None
-        };
-        if !is_on("rounds-end-in-any-order") {
+            drop(turn);
             self.wait_for(pin, round.round).await?;
-        }
-        let stored = match stored {
-            Some(stored) => stored,
-            None => {
-                let mut stored = Vec::with_capacity(extents.len());
-                for (_, data) in &extents {
-                    stored.push(self.segments.put_small(data).await?);
-                }
-                stored
+            stored
+        } else {
+            self.wait_for(pin, round.round).await?;
+            let mut stored = Vec::new();
+            for (start, data) in extents_of(round.pieces) {
+                stored.push((start, self.segments.put_small(&data).await?));
             }
+            stored
         };
         let mut state = pin.lock().await?;
         self.know_extents(pin.ino).await?;
         let mut change = ExtentChange::default();
-        for ((start, data), stored) in extents.iter().zip(stored) {
-            let row = ExtentRow { len: data.len() as u64, data: Some((stored, 0)) };
-            let extent = Extent { start: *start, row };
-            let (mut at, end) = (*start, extent.end());
+        for (start, stored) in stored {
+            let row = ExtentRow { len: u64::from(stored.len), data: Some((stored, 0)) };
+            let extent = Extent { start, row };
+            let (mut at, end) = (start, extent.end());
             // In one batch, unless it replaces very many extents.
             while at < end {
                 let to = change.load_some(self, pin.ino, (at, end)).await?;
@@ -300,10 +296,9 @@ pub(crate) fn may_have_data(state: &Locked, op: &'static str) -> Result<()> {
 }
 
 /// Pieces that touch each other become one extent, up to the longest.
-fn extents_of(pieces: &[(u64, Bytes)]) -> Vec<(u64, Bytes)> {
+fn extents_of(pieces: Vec<(u64, Bytes)>) -> Vec<(u64, Bytes)> {
     let mut extents: Vec<(u64, BytesMut)> = Vec::new();
-    for (start, data) in pieces {
-        let (mut start, mut data) = (*start, data.clone());
+    for (mut start, mut data) in pieces {
         while !data.is_empty() {
             let last = extents
                 .last_mut()
@@ -321,16 +316,16 @@ fn extents_of(pieces: &[(u64, Bytes)]) -> Vec<(u64, Bytes)> {
 }
 
 /// Extents in groups, each for one segment.
-fn in_segments(extents: &[(u64, Bytes)]) -> Vec<&[(u64, Bytes)]> {
-    let (mut groups, mut first, mut bytes) = (Vec::new(), 0, 0);
-    for (n, (_, data)) in extents.iter().enumerate() {
-        if bytes > 0 && bytes + data.len() > EXTENT_BYTES_MAX {
-            groups.push(&extents[first..n]);
-            (first, bytes) = (n, 0);
+fn in_segments(extents: Vec<(u64, Bytes)>) -> Vec<Vec<(u64, Bytes)>> {
+    let (mut groups, mut bytes) = (Vec::new(), usize::MAX);
+    for (start, data) in extents {
+        if bytes.saturating_add(data.len()) > EXTENT_BYTES_MAX {
+            groups.push(Vec::new());
+            bytes = 0;
         }
         bytes += data.len();
+        groups.last_mut().expect("the first extent begins one").push((start, data));
     }
-    groups.push(&extents[first..]);
     groups
 }
 

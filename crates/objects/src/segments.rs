@@ -65,17 +65,18 @@ impl Segments {
         Ok(Stored { object: Object::Log(number), at, len: len_of(data), table: table.to_bytes() })
     }
 
-    /// Writes extents of one inode to a segment of their own, and returns when it is durable.
-    pub(crate) async fn put_bulk(&self, ino: u64, extents: &[(u64, Bytes)]) -> Result<Vec<Stored>> {
+    /// Writes extents of one inode to a segment of their own, and returns when it is durable: where
+    /// each begins in the file, and where it is.
+    pub(crate) async fn put_bulk(&self, ino: u64, extents: Vec<(u64, Bytes)>) -> Result<Vec<(u64, Stored)>> {
         // ORDERING: Relaxed, a number that is given once; nothing else is published with it.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let object = Object::Segment(self.epoch, number);
         let (mut parts, mut stored, mut footer, mut at) = (Vec::new(), Vec::new(), Vec::new(), 0);
         for (start, data) in extents {
-            let (encoded, table) = self.codec.encode(data);
-            let len = len_of(data);
-            stored.push(Stored { object, at, len, table: table.to_bytes() });
-            footer.push(FooterRow { ino, start: *start, at, len });
+            let (encoded, table) = self.codec.encode(&data);
+            let len = len_of(&data);
+            stored.push((start, Stored { object, at, len, table: table.to_bytes() }));
+            footer.push(FooterRow { ino, start, at, len });
             at += len_of(&encoded);
             parts.push(encoded);
         }

@@ -15,7 +15,7 @@ use store::{
     Timestamp,
 };
 use sync::mutant::is_on;
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 use crate::engine::{Batch, Engine};
 use crate::extent_cache::{ExtentCache, FileExtents, Known};
@@ -36,6 +36,8 @@ const DEPTH_MAX: usize = 4096;
 const SEARCHED_MAX: usize = 4096;
 /// Rows that are removed at a time.
 const REAP_BATCH: usize = 1024;
+/// Segments of a volume that are made at a time.
+const UPLOADS: usize = 4;
 /// Inode numbers that a holder has for itself. The numbers of the first two million holders stay
 /// below 2^53, which a floating-point number holds exactly.
 const INODES_PER_EPOCH: u64 = 1 << 32;
@@ -46,6 +48,8 @@ pub(crate) struct Tree {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) segments: Segments,
     pub(crate) extent_cache: ExtentCache,
+    /// Segments that may be made at a time.
+    pub(crate) uploads: Semaphore,
     pub(crate) nodes: Nodes,
     pub(crate) pending: Pending,
     pub(crate) runtime: tokio::runtime::Handle,
@@ -79,6 +83,7 @@ impl Tree {
             engine,
             segments,
             extent_cache: ExtentCache::default(),
+            uploads: Semaphore::new(UPLOADS),
             nodes: Nodes::default(),
             pending: Pending::default(),
             runtime: tokio::runtime::Handle::current(),

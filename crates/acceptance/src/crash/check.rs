@@ -9,6 +9,8 @@ use super::{Plan, Step, Word};
 /// Checks the files in `dir` (the store's, not the mount's) after `done` acknowledged steps of
 /// `plan`; returns everything that is wrong.
 ///
+/// A directory that is not there holds nothing.
+///
 /// # Panics
 /// When the directory cannot be read.
 #[must_use]
@@ -25,7 +27,11 @@ pub fn check(dir: &Path, plan: Plan, done: usize) -> Vec<String> {
     }
     let mut wrong = Vec::new();
     let mut found = BTreeSet::new();
-    for entry in std::fs::read_dir(dir).unwrap_or_else(|e| panic!("readdir {}: {e}", dir.display())) {
+    let entries = match std::fs::read_dir(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
+        read => Some(read.unwrap_or_else(|e| panic!("readdir {}: {e}", dir.display()))),
+    };
+    for entry in entries.into_iter().flatten() {
         let entry = entry.expect("readdir");
         let name = entry.file_name().to_string_lossy().into_owned();
         let data = std::fs::read(entry.path()).unwrap_or_else(|e| panic!("read {name}: {e}"));

@@ -12,6 +12,8 @@ pub trait Ground {
     fn dir(&self) -> PathBuf;
     /// The same directory in the store.
     fn store_dir(&self) -> PathBuf;
+    /// Whether that can be seen while the volume is mounted.
+    fn shows_store(&self) -> bool;
     /// Unmounts; nothing on it is in use.
     fn unmount(&mut self);
     /// Mounts again.
@@ -97,6 +99,7 @@ pub fn run(ops: &[Op], ground: &mut dyn Ground, when: When) -> Result<Tally, Str
 /// What an fsync or sync promised, and the store does not have.
 fn synced_differences(model: &Model, op: &Op, ground: &dyn Ground) -> Vec<String> {
     match *op {
+        _ if !ground.shows_store() => Vec::new(),
         Op::SyncAll if ground.syncs() => differences(model, &ground.store_dir()),
         Op::Fsync { slot, .. } => {
             let Some((id, node)) = model.open_file(slot) else { return Vec::new() };

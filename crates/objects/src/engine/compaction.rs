@@ -73,11 +73,19 @@ impl Compaction {
             worker: Some(worker),
             ..CompactorOptions::default()
         };
+        // Whichever of the two ends, by itself or because of `stop`, ends the other.
         let end = stop.child_token();
-        let compactor = admin.run_compactor_with_options(end.clone(), options);
+        let compactor = async {
+            let merged = admin.run_compactor_with_options(end.clone(), options).await;
+            end.cancel();
+            merged
+        };
         let is_done = async {
             while db.manifest().l0().len() > TABLES_LEFT {
-                tokio::time::sleep(2 * STEP).await;
+                tokio::select! {
+                    () = end.cancelled() => return,
+                    () = tokio::time::sleep(2 * STEP) => {}
+                }
                 if db.refresh_manifest().await.is_err() {
                     break;
                 }
