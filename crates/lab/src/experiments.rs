@@ -1,15 +1,16 @@
 //! The experiments of this build.
 
 use crate::experiment::Experiment;
-use crate::{drain, eventpoll, isolation, mounts, rcu, scale, sync, volumes};
+use crate::{drain, eventpoll, isolation, mounts, objects, rcu, scale, sync, volumes};
 
 /// All of them, in the order of the help.
-pub(crate) static ALL: [&Experiment; 8] = [
+pub(crate) static ALL: [&Experiment; 9] = [
     &drain::EXPERIMENT,
     &eventpoll::EXPERIMENT,
     &isolation::EXPERIMENT,
     &scale::EXPERIMENT,
     &mounts::EXPERIMENT,
+    &objects::EXPERIMENT,
     &rcu::EXPERIMENT,
     &sync::EXPERIMENT,
     &volumes::EXPERIMENT,

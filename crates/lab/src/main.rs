@@ -20,6 +20,7 @@ mod modules;
 mod mounts;
 mod mutants;
 mod null_server;
+mod objects;
 mod progress;
 mod rcu;
 mod report;

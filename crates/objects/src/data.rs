@@ -297,6 +297,7 @@ pub(crate) fn may_have_data(state: &Locked, op: &'static str) -> Result<()> {
 
 /// Pieces that touch each other become one extent, up to the longest.
 fn extents_of(pieces: Vec<(u64, Bytes)>) -> Vec<(u64, Bytes)> {
+    let mut left: usize = pieces.iter().map(|(_, data)| data.len()).sum();
     let mut extents: Vec<(u64, BytesMut)> = Vec::new();
     for (mut start, mut data) in pieces {
         while !data.is_empty() {
@@ -307,8 +308,13 @@ fn extents_of(pieces: Vec<(u64, Bytes)>) -> Vec<(u64, Bytes)> {
             let part = data.split_to(room.min(data.len()));
             match last {
                 Some((_, last)) => last.extend_from_slice(&part),
-                None => extents.push((start, BytesMut::from(&part[..]))),
+                None => {
+                    let mut first = BytesMut::with_capacity(left.min(EXTENT_BYTES_MAX));
+                    first.extend_from_slice(&part);
+                    extents.push((start, first));
+                }
             }
+            left -= part.len();
             start += part.len() as u64;
         }
     }
