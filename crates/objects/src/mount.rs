@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use slatedb::wal::WalError;
-use store::{Error, ErrorKind, Result};
+use store::{Error, ErrorKind, RequestStats, Result};
 use tokio_util::sync::CancellationToken;
 
 use crate::bucket::Bucket;
@@ -88,6 +88,11 @@ impl Mounted {
 
     pub(crate) fn tree(&self) -> &Arc<Tree> {
         &self.tree
+    }
+
+    /// What its requests did, and are doing.
+    pub(crate) fn requests(&self) -> RequestStats {
+        self.bucket.stats().into()
     }
 
     /// Ends every call that waits, with an error.

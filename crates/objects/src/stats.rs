@@ -77,6 +77,33 @@ pub struct Stats {
     pub failing: Option<Failing>,
 }
 
+impl From<Stats> for store::RequestStats {
+    fn from(stats: Stats) -> Self {
+        let kinds = [("get", stats.get), ("put", stats.put), ("list", stats.list), ("delete", stats.delete)];
+        let kinds = kinds.map(|(name, of)| store::RequestKind {
+            name,
+            sent: of.requests,
+            failures: of.failures,
+            retries: of.retries,
+            latency: Duration::from_micros(of.latency_us),
+            latencies: of.latency,
+        });
+        Self {
+            kinds: kinds.into(),
+            bounds: LATENCY_MS.map(Duration::from_millis).into(),
+            sent_bytes: stats.bytes_up,
+            received_bytes: stats.bytes_down,
+            throttled: stats.throttled,
+            under_way: stats.under_way,
+            oldest: stats.oldest_ms.map(Duration::from_millis),
+            unanswered: stats.failing.map(|failing| store::Unanswered {
+                since: Duration::from_millis(failing.for_ms),
+                why: failing.problem,
+            }),
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct KindCounters {
     requests: StatCounter,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use store::{
     Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, Entry, Error, ErrorKind, File, FileType,
-    Name, NewNode, ObjectId, RenameFlags, Result, Seek, SetAttr, SetXattr, StatFs, Store,
+    Name, NewNode, ObjectId, RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, StatFs, Store,
 };
 use tokio::runtime::Handle;
 
@@ -210,6 +210,10 @@ impl Store for BucketStore {
             ffree,
             namelen: 255,
         })
+    }
+
+    fn requests(&self) -> Option<RequestStats> {
+        Some(self.mounted.requests())
     }
 
     fn sync(&self) -> Result<()> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::{
     Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, Entry, File, Name, NewNode, ObjectId,
-    RenameFlags, Result, Seek, SetAttr, SetXattr, StatFs, Store,
+    RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, StatFs, Store,
 };
 
 /// The code around each call.
@@ -66,6 +66,9 @@ impl<A: Around> Store for AroundStore<A> {
     }
     fn idle_files_max(&self) -> usize {
         self.inner.idle_files_max()
+    }
+    fn requests(&self) -> Option<RequestStats> {
+        self.inner.requests()
     }
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
         self.around.call("lookup", || self.inner.lookup(parent, name))

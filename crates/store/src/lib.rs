@@ -19,7 +19,8 @@
 //!   |     |      |     |       |
 //!   |     |      +--- around --+      a store around another
 //!   |     |             |
-//!   traits, types, name, error       what a store is: read `traits` first
+//!   traits, types, name, error,      what a store is: read `traits` first
+//!   requests
 //! ```
 //!
 //! # References
@@ -47,6 +48,7 @@ mod fault;
 mod hook;
 mod mem;
 mod name;
+mod requests;
 mod spec;
 mod traits;
 mod types;
@@ -59,6 +61,7 @@ pub use fault::{FaultOp, FaultStore, Faults};
 pub use hook::{At, HookStore, Hooks};
 pub use mem::MemStore;
 pub use name::Name;
+pub use requests::{RequestKind, RequestStats, Unanswered};
 pub use spec::{open, open_with};
 pub use traits::{Created, Dir, File, Store};
 pub use types::{

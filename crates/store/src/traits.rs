@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::{
     Access, AllocateMode, Attr, Creator, DirEntry, Entry, Error, ErrorKind, Name, NewNode, ObjectId,
-    RenameFlags, Result, Seek, SetAttr, SetXattr, StatFs,
+    RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, StatFs,
 };
 
 /// A new file, open for reading and writing whatever its mode.
@@ -146,6 +146,12 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 
     /// Sizes of the medium.
     fn statfs(&self) -> Result<StatFs>;
+
+    /// The requests that the store sends to a service; `None`: it sends none. Never waits for the
+    /// medium.
+    fn requests(&self) -> Option<RequestStats> {
+        None
+    }
 
     /// Makes every completed call of this store durable, and waits for no other program's changes.
     fn sync(&self) -> Result<()>;

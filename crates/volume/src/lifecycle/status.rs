@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use store::{ErrorKind, UnderWay};
+use store::{ErrorKind, RequestStats, UnderWay};
 use writeback::BdiStatus;
 
 use crate::events::Events;
@@ -52,6 +52,8 @@ pub struct Status {
     pub writer_waits: u64,
     /// Files whose data could not be written at the last attempt.
     pub failing: Vec<Unwritten>,
+    /// The store's requests to a service, where it sends any.
+    pub store_requests: Option<RequestStats>,
     /// How inodes change their owners; each owner's figures are in `switching.wbs`.
     pub switching: BdiStatus,
 }
@@ -115,6 +117,7 @@ impl Volume {
             bytes_written_back: written,
             writeback_errors: self.core.counters.writeback_errors.get(),
             writer_waits: self.core.counters.waits.get(),
+            store_requests: self.core.store.requests(),
             switching: self.core.bdi.status(),
             failing,
         }

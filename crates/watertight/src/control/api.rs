@@ -5,6 +5,7 @@ mod attach;
 mod clone;
 mod ended;
 mod state;
+mod store_requests;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,6 +23,7 @@ pub use attach::{AttachReply, AttachRequest, DetachReply, DetachRequest, MoveRep
 pub use clone::{CloneReply, CloneRequest, CloneStatus, LeaveReply, LeaveRequest, Propagation};
 pub use ended::{Ended, FILES_NAMED_MAX, FileError, Unwritten};
 pub use state::{State, UmountKind};
+pub use store_requests::{Latency, StoreRequestKind, StoreRequests, Unanswered};
 
 pub use crate::host::process::Process;
 
@@ -146,6 +148,9 @@ pub struct Status {
     /// The kernel's requests.
     #[serde(default)]
     pub requests: Requests,
+    /// The store's own requests, where it is on object storage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store_requests: Option<StoreRequests>,
     /// The process's use of the host.
     #[serde(default)]
     pub process: Process,

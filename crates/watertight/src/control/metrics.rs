@@ -1,11 +1,18 @@
 //! The figures of mounted volumes in Prometheus' text format (version 0.0.4): `GET /metrics` of a
 //! mount process, `watertight status --metrics` for all of them.
 //!
+//! ```text
+//!  metrics            the page: families, samples, escapes
+//!   store_requests    requests of volumes on object storage
+//! ```
+//!
 //! Units are bytes and seconds. Each sample has the labels `volume` (an id that is never used
 //! again) and `mountpoint`; of the others, `state` has six values and `kind` one for each kind of
-//! request, so that a volume has at most about a hundred series, and six more for each cgroup that
-//! has anything there (at most a thousand), and up to six for one with limits. Files are counted
-//! and never named.
+//! request, so that a volume has at most about a hundred series, one on object storage as many
+//! again, and six more for each cgroup that has anything there (at most a thousand), and up to six
+//! for one with limits. Files are counted and never named.
+
+mod store_requests;
 
 use std::fmt::{self, Display, Write};
 
@@ -22,6 +29,8 @@ pub enum MetricKind {
     Gauge,
     /// It only grows while its process lives.
     Counter,
+    /// Counts by class, and a sum.
+    Histogram,
 }
 
 /// One figure that each volume has: name, kind, meaning, how to get it.
@@ -177,6 +186,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
             page.sample(v, &[("kind", kind)], n);
         }
     }
+    page.store_requests(volumes);
     page.family(
         "switch_drain_seconds_total",
         Counter,
@@ -281,6 +291,7 @@ impl Page {
         let kind = match kind {
             MetricKind::Gauge => "gauge",
             MetricKind::Counter => "counter",
+            MetricKind::Histogram => "histogram",
         };
         self.family = name;
         self.line(format_args!("# HELP watertight_{name} {help}"));
@@ -302,12 +313,27 @@ impl Page {
         }
     }
 
+    /// A sample of a histogram.
+    fn part(&mut self, suffix: &str, volume: &Status, labels: &[(&str, &str)], value: impl Display) {
+        self.sample_named(suffix, volume.into(), labels, value);
+    }
+
     fn sample_of(&mut self, volume: VolumeLabels<'_>, labels: &[(&str, &str)], value: impl Display) {
+        self.sample_named("", volume, labels, value);
+    }
+
+    fn sample_named(
+        &mut self,
+        suffix: &str,
+        volume: VolumeLabels<'_>,
+        labels: &[(&str, &str)],
+        value: impl Display,
+    ) {
         let own = [("volume", volume.id.as_str()), ("mountpoint", volume.mountpoint)];
         let labels: Vec<String> =
             own.iter().chain(labels).map(|(name, value)| format!("{name}=\"{}\"", escape(value))).collect();
         let name = self.family;
-        self.line(format_args!("watertight_{name}{{{}}} {value}", labels.join(",")));
+        self.line(format_args!("watertight_{name}{suffix}{{{}}} {value}", labels.join(",")));
     }
 
     fn line(&mut self, line: fmt::Arguments<'_>) {

@@ -41,6 +41,7 @@ impl Status {
             cgroup_tree: of.tenants().tree().map_or_else(|| "off".into(), |tree| tree.to_string().into()),
             switches_in_flight: volume.switching.switches_in_flight,
             switched_inodes: volume.switching.switched,
+            store_requests: volume.store_requests.as_ref().map(Into::into),
             drains: volume.switching.drains,
             drain_us: micros(volume.switching.drain_time),
             cgroups: cgroups(&volume.switching.wbs),

@@ -9,11 +9,12 @@ use std::fs::{self, File, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
+use std::time::Duration;
 
 use serde::Serialize;
 
 use crate::cli::StatusArgs;
-use crate::control::api::{Missing, State, Status};
+use crate::control::api::{Missing, State, Status, Unanswered};
 use crate::control::metrics::{self, Down, VolumeLabels};
 use crate::control::volume_id::VolumeId;
 use crate::host::holders::{self, Holders};
@@ -454,6 +455,14 @@ fn print_notes(shown: &VolumeReport) {
         warn(&format!(
             "{at}: stalled: {stalled}; `watertight umount --force {at}` gives up what is not written"
         ));
+    }
+    if let Some(requests) = &volume.store_requests {
+        let note = format!("{at}: requests to {}: {requests}", volume.source);
+        console().print(&console().paint(Colour::Dim, &note));
+        if let Some(Unanswered { for_ms, why }) = &requests.unanswered {
+            let since = units::duration(Duration::from_millis(*for_ms));
+            warn(&format!("{at}: no request has been answered for {since}: {why}"));
+        }
     }
     if let Some(reason) = &volume.mount_type_reason {
         let note = format!("{at}: plain `fuse`, for which a raw umount2(2) does not wait: {reason}");

@@ -67,7 +67,11 @@ fn every_figure_of_status_is_a_metric_and_has_help_and_type() {
     let files = known.as_object_mut().unwrap().remove("errors").unwrap();
     assert_eq!(files[0]["bytes"], 117, "told of single files: never a metric");
     let names = ["pid", "uid", "device", "openers"];
-    numbers(&known, &[&names[..], &["started_ms", "drain_us", "for_ms"]].concat(), &mut figures);
+    numbers(
+        &known,
+        &[&names[..], &["started_ms", "drain_us", "for_ms", "latency_us", "within_ms", "oldest_ms"]].concat(),
+        &mut figures,
+    );
     assert!(figures.len() > 20, "{figures:?}");
     for figure in figures {
         let at = values.iter().position(|value| *value == figure * 1000.0);
@@ -82,6 +86,15 @@ fn every_figure_of_status_is_a_metric_and_has_help_and_type() {
         "{page}"
     );
     assert_eq!(value(&page, "stalled_seconds"), 0.141);
+    assert_eq!(value(&page, "store_request_oldest_seconds"), 0.164);
+    assert_eq!(value(&page, "store_unanswered_seconds"), 0.165);
+    assert_eq!(value(&page, "store_request_duration_seconds_sum"), 0.000_155);
+    for (le, requests) in [("0.001", 156), ("0.002", 157), ("+Inf", 154)] {
+        let sample = format!(
+            r#"watertight_store_request_duration_seconds_bucket{{volume="fa4e",mountpoint="/x",kind="put",le="{le}"}} {requests}"#
+        );
+        assert!(page.contains(&sample), "no {sample} in {page}");
+    }
     assert!(page.contains(r#"watertight_state{volume="fa4e",mountpoint="/x",state="active"} 1"#), "{page}");
     assert!(page.contains(r#"watertight_state{volume="fa4e",mountpoint="/x",state="stalled"} 0"#), "{page}");
     assert!(page.contains(r#"source="mem:",mount_type="fuse",transport="dev-fuse",mode="write-through"} 1"#));
@@ -92,7 +105,11 @@ fn every_figure_of_status_is_a_metric_and_has_help_and_type() {
         if let Some(head) = line.strip_prefix("# TYPE ") {
             heads.push(head.split(' ').next().unwrap());
         } else if !line.starts_with("# HELP ") {
-            assert!(line.starts_with(&format!("{}{{", heads.last().unwrap())), "{line}");
+            let family = heads.last().unwrap();
+            let rest = line.strip_prefix(family).unwrap_or_else(|| panic!("{line} in {family}"));
+            let rest =
+                ["_bucket", "_sum", "_count"].iter().find_map(|part| rest.strip_prefix(part)).unwrap_or(rest);
+            assert!(rest.starts_with('{'), "{line}");
         }
     }
     let number = heads.len();

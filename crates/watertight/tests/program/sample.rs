@@ -1,13 +1,22 @@
 //! A volume's status in which every key is present and every number differs.
 
 use watertight::control::api::{
-    Cgroup, CgroupLimits, CloneStatus, FileError, Process, Propagation, Requests, Stalled, State, Status,
+    Cgroup, CgroupLimits, CloneStatus, FileError, Latency, Process, Propagation, Requests, Stalled, State,
+    Status, StoreRequestKind, StoreRequests, Unanswered,
 };
 use watertight::host::mountinfo::Device;
 
 /// The status. Its numbers are between 101 and 199, except the time, which is 1 700 000 000 s and
 /// 123 ms.
 pub(crate) fn status() -> Status {
+    let kind = StoreRequestKind {
+        sent: 151,
+        failures: 152,
+        retries: 153,
+        answered: 154,
+        latency_us: 155,
+        latency: vec![Latency { within_ms: 1, requests: 156 }, Latency { within_ms: 2, requests: 157 }],
+    };
     Status {
         id: "fa4e".parse().unwrap(),
         pid: 101,
@@ -77,6 +86,15 @@ pub(crate) fn status() -> Status {
             unknown: 122,
             under_way: 123,
         },
+        store_requests: Some(StoreRequests {
+            by_kind: [("put".to_owned(), kind)].into(),
+            sent_bytes: 160,
+            received_bytes: 161,
+            throttled: 162,
+            under_way: 163,
+            oldest_ms: 164,
+            unanswered: Some(Unanswered { for_ms: 165, why: "it refuses".into() }),
+        }),
         process: Process {
             threads: 125,
             serving_threads: 126,

@@ -1,0 +1,51 @@
+//! Requests that a store sends to a service, where it is one that does.
+
+use std::time::Duration;
+
+/// Requests of one kind since the store was opened.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RequestKind {
+    /// The kind's name: `get`, `put`.
+    pub name: &'static str,
+    /// Requests sent, each attempt counted.
+    pub sent: u64,
+    /// Attempts that got no answer, or one that is none to the request.
+    pub failures: u64,
+    /// Attempts that were retries.
+    pub retries: u64,
+    /// The time of the attempts that were answered, in all.
+    pub latency: Duration,
+    /// How many of them took as long: one number for each of [`RequestStats::bounds`], one for the
+    /// longer ones.
+    pub latencies: Vec<u64>,
+}
+
+/// That no request has been answered of late.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unanswered {
+    /// Since the first that was not.
+    pub since: Duration,
+    /// Why the latest was not, in plain words.
+    pub why: String,
+}
+
+/// The requests of a store since it was opened, and those that are under way.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RequestStats {
+    /// By kind.
+    pub kinds: Vec<RequestKind>,
+    /// The upper limits of the classes of [`RequestKind::latencies`].
+    pub bounds: Vec<Duration>,
+    /// Bytes of data sent.
+    pub sent_bytes: u64,
+    /// Bytes of data received.
+    pub received_bytes: u64,
+    /// Answers that asked for fewer requests.
+    pub throttled: u64,
+    /// Requests that have begun and not ended; one that is retried is one.
+    pub under_way: u64,
+    /// The age of the oldest of them.
+    pub oldest: Option<Duration>,
+    /// Set while requests go unanswered.
+    pub unanswered: Option<Unanswered>,
+}
