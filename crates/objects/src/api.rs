@@ -18,7 +18,7 @@ use crate::format::{self, Format, Uuid};
 use crate::key_file;
 use crate::lease::{Lease, Request, State, ThisHost};
 use crate::make::make;
-use crate::mount::{MountOptions, Mounted};
+use crate::mount::{MountOptions, Mounted, older_metadata};
 use crate::open::open_bucket;
 use crate::rows::Totals;
 use crate::store::{BucketStore, wait};
@@ -136,14 +136,25 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     let runtime = crate::runtime::handle()?;
     let host = Arc::new(ThisHost::new()?);
     let opened = async {
-        let (format, epoch) = tokio::try_join!(format::read(&bucket), Mounted::last_epoch(&bucket))?;
+        let lease = async { Ok(Lease::read(&bucket).await) };
+        let (format, lease, last) =
+            tokio::try_join!(format::read(&bucket), lease, Mounted::last_manifest(&bucket))?;
         let codec = codec_of(&format, key.as_ref())?;
+        // Of a lease that is missing or damaged, taking it says so.
+        let seen = lease.ok().flatten().map_or(0, |lease| lease.engine_epoch);
+        let epoch = last.map_or(0, |last| last.epoch);
+        if seen > epoch {
+            let why = format!(
+                "its newest manifest is of writer {epoch}, and the lease is of a later one than {seen}"
+            );
+            return Err(older_metadata(&bucket, &why));
+        }
         let request = Request {
             mountpoint: options.mountpoint.clone().into(),
             takeover: options.takeover,
             abandon: options.abandon.clone(),
             journal: false,
-            engine_epoch: epoch.unwrap_or(0),
+            engine_epoch: epoch,
         };
         let lasting = bucket.with_patience(Patience::UntilStopped);
         let held = Arc::new(Lease::take(&bucket, &request, host).await?);
@@ -154,7 +165,7 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
             nonce: held.nonce().to_bytes(),
             held: Some(Arc::clone(&held)),
         };
-        match Mounted::open(lasting.clone(), epoch, mount).await {
+        match Mounted::open(lasting.clone(), last, mount).await {
             Ok(mounted) => Ok(mounted),
             Err(error) => {
                 // The lease is free for the next try; this error is the one that counts.
@@ -242,12 +253,12 @@ pub fn info(url: &str, key_file: Option<&std::path::Path>) -> Result<Info> {
     let bucket = open_bucket(&url)?;
     let runtime = crate::runtime::handle()?;
     let asked = async {
-        let (format, lease, epoch) =
-            tokio::try_join!(format::read(&bucket), Lease::read(&bucket), Mounted::last_epoch(&bucket))?;
+        let (format, lease, last) =
+            tokio::try_join!(format::read(&bucket), Lease::read(&bucket), Mounted::last_manifest(&bucket))?;
         let is_readable = key.is_some() || format.encryption.is_none();
         let codec = if is_readable { Some(codec_of(&format, key.as_ref())?) } else { None };
         let (store, root) = bucket.raw();
-        let totals = match (codec, epoch) {
+        let totals = match (codec, last) {
             (Some(codec), Some(_)) => Some(totals_in_tables((store, &root), codec).await?),
             (Some(_), None) => Some(Totals::default()),
             (None, _) => None,
@@ -297,8 +308,8 @@ pub fn open_unheld(objects: Arc<dyn object_store::ObjectStore>, root: &str) -> R
         held: None,
     };
     let open = async {
-        let epoch = Mounted::last_epoch(&bucket).await?;
-        Mounted::open(bucket.clone(), epoch, options).await
+        let last = Mounted::last_manifest(&bucket).await?;
+        Mounted::open(bucket.clone(), last, options).await
     };
     let mounted = runtime.block_on(open)?;
     Ok(BucketStore::new(format!("unheld:{root}"), mounted, runtime))

@@ -17,7 +17,8 @@ use object_store::{
 };
 use store::{Error, ErrorKind, Result};
 
-use self::read::{Got, collect, is_range_error};
+pub(crate) use self::read::is_range_error;
+use self::read::{Got, collect};
 use crate::limited::Limited;
 use crate::problem::About;
 pub use crate::requests::Patience;

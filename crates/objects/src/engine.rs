@@ -18,7 +18,7 @@ use crate::log::object::ROW_OVERHEAD;
 use crate::rows::{self, Totals};
 
 pub(crate) use clock::Clock;
-pub(crate) use slate::{SlateEngine, totals_in_tables, writer_epoch};
+pub(crate) use slate::{LastManifest, SlateEngine, last_manifest, totals_in_tables};
 
 /// The largest batch, as the log writes it: an object of the log has room for one.
 pub(crate) const BATCH_BYTES_MAX: usize = 32 << 20;

@@ -188,7 +188,7 @@ pub async fn create(bucket: &Bucket, options: Options) -> Result<Format> {
 ///
 /// # Errors
 /// [`ErrorKind::NotFound`]: there is none; [`ErrorKind::Unsupported`]: a later version of this program
-/// made it; [`ErrorKind::Invalid`]: it is something else.
+/// made it; [`ErrorKind::Io`]: it is something else.
 pub async fn read(bucket: &Bucket) -> Result<Format> {
     let Some((bytes, _)) = bucket.get_at_most(NAME, MAX_BYTES).await? else {
         let why = format!("there is no volume; `watertight format {}` makes one", bucket.url());
@@ -198,7 +198,11 @@ pub async fn read(bucket: &Bucket) -> Result<Format> {
 }
 
 fn parse(bytes: &[u8]) -> Result<Format, (ErrorKind, String)> {
-    let no_volume = || (ErrorKind::Invalid, "the object `format` is not that of a volume".to_owned());
+    let no_volume = || {
+        let why = "the object `format` is not that of a volume; is the prefix right? If a volume was here, \
+                   put the object back";
+        (ErrorKind::Io, why.to_owned())
+    };
     let json: serde_json::Value = serde_json::from_slice(bytes).map_err(|_| no_volume())?;
     if json.get("magic").and_then(serde_json::Value::as_str) != Some(MAGIC) {
         return Err(no_volume());
@@ -210,7 +214,8 @@ fn parse(bytes: &[u8]) -> Result<Format, (ErrorKind, String)> {
             format!("the volume has version {version}, this program knows {VERSION}: it takes a later one");
         return Err((ErrorKind::Unsupported, why));
     }
-    let wrong = |why: &str| (ErrorKind::Invalid, format!("the object `format` is damaged: {why}"));
+    let wrong =
+        |why: &str| (ErrorKind::Io, format!("the object `format` is damaged ({why}): put it back as it was"));
     let format: Format = serde_json::from_value(json).map_err(|error| wrong(&error.to_string()))?;
     format.check().map_err(wrong)?;
     Ok(format)
@@ -331,12 +336,12 @@ mod tests {
             ("what", 1.into()),
         ] {
             let (kind, why) = with(field, value.clone()).unwrap_err();
-            assert_eq!(kind, ErrorKind::Invalid, "{field} {value}: {why}");
+            assert_eq!(kind, ErrorKind::Io, "{field} {value}: {why}");
         }
         let (kind, why) = with("version", 2.into()).unwrap_err();
         assert!(kind == ErrorKind::Unsupported && why.contains("version 2"), "{why}");
         for garbage in [&b""[..], b"{}", b"[1]", b"null", b"\xff\xfe", &[b'['; 5000]] {
-            assert_eq!(parse(garbage).unwrap_err().0, ErrorKind::Invalid);
+            assert_eq!(parse(garbage).unwrap_err().0, ErrorKind::Io);
         }
     }
 

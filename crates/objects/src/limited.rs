@@ -18,6 +18,7 @@ use object_store::{
 use slatedb_common::retry::NonRetryable;
 use tokio::time::Instant;
 
+use crate::bucket::is_range_error;
 use crate::requests::{Class, Requests, STEP, limit, over_limit};
 use crate::stats::Kind;
 
@@ -39,6 +40,15 @@ impl fmt::Display for Limited {
 
 fn given_up() -> Error {
     let why = NonRetryable("the volume was given up".into());
+    Error::Generic { store: "bucket", source: Box::new(why) }
+}
+
+/// What the error says of an object in which what is asked for cannot be.
+pub(crate) const TOO_SHORT: &str = "is too short";
+
+/// What is asked for lies behind the object's end, and will next time.
+fn too_short(location: &Path) -> Error {
+    let why = NonRetryable(format!("{location} {TOO_SHORT}").into());
     Error::Generic { store: "bucket", source: Box::new(why) }
 }
 
@@ -129,7 +139,8 @@ impl ObjectStore for Limited {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let got = self.inner.get_opts(location, options);
-        let got = once(&self.requests, Kind::Get, limit(UNKNOWN_LENGTH), got).await?;
+        let got = once(&self.requests, Kind::Get, limit(UNKNOWN_LENGTH), got).await;
+        let got = got.map_err(|error| if is_range_error(&error) { too_short(location) } else { error })?;
         let payload = match got.payload {
             GetResultPayload::Stream(stream) => {
                 GetResultPayload::Stream(stepped(&self.requests, stream, |requests, bytes: &bytes::Bytes| {

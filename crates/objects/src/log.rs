@@ -14,10 +14,16 @@
 //!   between is void, and none of it was acknowledged, for *t* + 1 was not the old holder's.
 //! * An answer that was lost is found out by reading the object back.
 //!
+//! # What is missing
+//! An object names the last one that was durable when it was sealed. So a gap that a crash left is
+//! told from an object that was acknowledged and is gone: that one makes the volume fail to open,
+//! with its name, and no fence takes its place.
+//!
 //! Lock order: `state`, then `listeners`; neither is held across a request.
 
 mod init;
 pub(crate) mod object;
+mod replay;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -38,6 +44,7 @@ use crate::codec::Codec;
 use crate::engine::BATCH_BYTES_MAX;
 pub(crate) use init::LogInit;
 use object::{HEADER, Header, LogKind};
+pub(crate) use replay::{Read, Replay};
 
 /// Bytes of an open object from which on it is sealed without a flush.
 const SEAL_BYTES: usize = 8 << 20;
@@ -139,6 +146,11 @@ impl CommitLog {
             changed: Notify::new(),
             listeners: Mutex::new(Listeners::default()),
         })
+    }
+
+    /// Reads what is behind the object `after`.
+    fn replay(&self, after: u64) -> Replay {
+        Replay::new(self.bucket.clone(), self.codec.clone(), self.window, after)
     }
 
     /// Puts data into the open object, and says where: the object's number and the offset in it.
@@ -253,7 +265,7 @@ impl CommitLog {
             return state.open - 1;
         }
         let number = state.open;
-        let header = Header::new(LogKind::Commit, state.epoch, state.nonce, number, 0);
+        let header = Header::new(LogKind::Commit, state.epoch, state.nonce, number, state.durable);
         let (data, rows) = (state.data.split(), state.rows.split());
         let rows = self.codec.seal(&header.context(), &rows);
         let object = header.write(&data, &rows);

@@ -10,9 +10,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bucket::Bucket;
 use crate::codec::Codec;
-use crate::engine::{SlateEngine, writer_epoch};
+use crate::engine::{LastManifest, SlateEngine, last_manifest};
 use crate::lease::{Ended, Held};
-use crate::log::CommitLog;
+use crate::log::{CommitLog, Read, Replay};
 use crate::pending::given_up;
 use crate::segments::Segments;
 use crate::tree::Tree;
@@ -45,13 +45,21 @@ pub(crate) struct Mounted {
 }
 
 impl Mounted {
-    /// Opens the volume, of which the last writer had `epoch` when it was taken.
-    pub(crate) async fn open(bucket: Bucket, epoch: Option<u64>, options: MountOptions) -> Result<Arc<Self>> {
+    /// Opens the volume, whose newest manifest was `last` when it was taken.
+    pub(crate) async fn open(
+        bucket: Bucket,
+        last: Option<LastManifest>,
+        options: MountOptions,
+    ) -> Result<Arc<Self>> {
+        let earlier = match last {
+            Some(last) => Some(read_log(&bucket, last, &options).await?),
+            None => None,
+        };
         let log = CommitLog::new(bucket.clone(), options.codec.clone(), options.window);
         let (store, root) = bucket.raw();
-        let engine =
-            SlateEngine::open((store, &root), options.codec.clone(), epoch, Arc::clone(&log), options.nonce)
-                .await?;
+        let (epoch, codec) = (last.map(|last| last.epoch), options.codec.clone());
+        let log_and_earlier = (Arc::clone(&log), earlier);
+        let engine = SlateEngine::open((store, &root), codec, epoch, log_and_earlier, options.nonce).await?;
         let epoch = log.epoch();
         let segments = Segments::new(bucket.bulk(), options.codec, Arc::clone(&log), epoch);
         let tree = Tree::open(Arc::new(engine), segments, epoch, options.size_max).await?;
@@ -74,10 +82,24 @@ impl Mounted {
         Ok(mounted)
     }
 
-    /// The epoch of the last writer.
-    pub(crate) async fn last_epoch(bucket: &Bucket) -> Result<Option<u64>> {
+    /// The newest manifest.
+    ///
+    /// # Errors
+    /// The bucket's; `Io`: there is none any more.
+    pub(crate) async fn last_manifest(bucket: &Bucket) -> Result<Option<LastManifest>> {
         let (store, root) = bucket.raw();
-        writer_epoch(store, &root).await
+        let last = last_manifest(Arc::clone(&store), &root).await?;
+        if last.is_some() {
+            return Ok(last);
+        }
+        let Some(object) = bucket.some_names("log", 1).await?.pop() else { return Ok(None) };
+        // Another host may just have mounted the new volume: its manifest comes before its log.
+        let last = last_manifest(store, &root).await?;
+        if last.is_none() {
+            let why = format!("there is no manifest, though log/{object} is there");
+            return Err(older_metadata(bucket, &why));
+        }
+        Ok(last)
     }
 
     /// The epoch of its holder.
@@ -138,6 +160,29 @@ impl Mounted {
         }
         self.tree.pending.clear();
     }
+}
+
+/// Reads the log behind the tables, before anything is written to the bucket.
+async fn read_log(bucket: &Bucket, last: LastManifest, options: &MountOptions) -> Result<Replay> {
+    let mut replay = Replay::new(bucket.clone(), options.codec.clone(), options.window, last.replay_after);
+    if let Read::Newer { number } = replay.read_to_end(last.epoch + 1).await? {
+        // Another host may just have opened it.
+        if Mounted::last_manifest(bucket).await? == Some(last) {
+            let why = format!("the newest manifest is older than {}", crate::log::object::name(number));
+            return Err(older_metadata(bucket, &why));
+        }
+        return Err(Error::with(ErrorKind::Busy, "open", "another host takes the volume over"));
+    }
+    Ok(replay)
+}
+
+/// An error: what is below `meta/` is not what the last holder left there.
+pub(crate) fn older_metadata(bucket: &Bucket, why: &str) -> Error {
+    let detail = format!(
+        "{}/meta: {why}; put the objects below meta/ back that are missing, and everything is there",
+        bucket.url()
+    );
+    Error::with(ErrorKind::Io, "open", detail)
 }
 
 /// Commits what was changed, after a while.

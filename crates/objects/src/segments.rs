@@ -122,17 +122,20 @@ impl Segments {
         if let Some(data) = self.windows.lock().get(&key) {
             return Ok(data.clone());
         }
-        let table = ChunkTable::from_bytes(&stored.table)?;
-        let (range, first) = self.codec.stored_range(&table, stored.len, window.clone())?;
+        let corrupted = |error: Error| {
+            let why = error.detail().unwrap_or("it is corrupted");
+            let name = object_name(stored.object);
+            Error::with(ErrorKind::Io, "read data", format!("{}/{name}: {why}", self.bucket.url()))
+        };
+        let table = ChunkTable::from_bytes(&stored.table).map_err(corrupted)?;
+        let (range, first) =
+            self.codec.stored_range(&table, stored.len, window.clone()).map_err(corrupted)?;
         let range =
             u64::from(stored.at) + u64::from(range.start)..u64::from(stored.at) + u64::from(range.end);
         let encoded = self.fetch(stored.object, range).await?;
         let mut plain = vec![0; window.len()];
         let decoded = self.codec.decode(&table, stored.len, first, &encoded, window, &mut plain);
-        decoded.map_err(|error| {
-            let why = error.detail().unwrap_or("it is corrupted");
-            Error::with(ErrorKind::Io, "read data", format!("object {}: {why}", object_name(stored.object)))
-        })?;
+        decoded.map_err(corrupted)?;
         let plain = Bytes::from(plain);
         self.windows.lock().put(key, plain.clone());
         Ok(plain)
@@ -144,7 +147,15 @@ impl Segments {
         {
             return Ok(bytes);
         }
-        self.bucket.get_range(&object_name(object), range).await
+        let name = object_name(object);
+        self.bucket.get_range(&name, range).await.map_err(|error| match error.kind() {
+            // To a reader the file is there, and its data is lost.
+            ErrorKind::NotFound => {
+                let detail = format!("{}/{name}: the object is missing", self.bucket.url());
+                Error::with(ErrorKind::Io, "read data", detail)
+            }
+            _ => error,
+        })
     }
 }
 

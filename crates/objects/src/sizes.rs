@@ -88,8 +88,8 @@ mod tests {
             nonce: rand_nonce(),
             held: None,
         };
-        let epoch = Mounted::last_epoch(&bucket).await.unwrap();
-        Mounted::open(bucket, epoch, options).await.unwrap()
+        let last = Mounted::last_manifest(&bucket).await.unwrap();
+        Mounted::open(bucket, last, options).await.unwrap()
     }
 
     fn rand_nonce() -> [u8; 16] {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use store::{Store, Watch};
+use store::{ObjectId, Store, Watch};
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::mutant::is_on;
-use sync::{Clock, RealClock, StatCounter};
+use sync::{Clock, Mutex, RealClock, StatCounter};
 use writeback::{Bdi, Budget, SyncPolicy};
 
 use crate::cancel::WakeEvent;
@@ -85,6 +85,7 @@ pub(crate) struct Core {
     pub(crate) span: tracing::Span,
     pub(crate) table: Table,
     pub(crate) counters: Counters,
+    pub(crate) failed_read: FailedRead,
     pub(crate) unsynced: UnsyncedChanges,
     pub(crate) events: Arc<Events>,
     pub(crate) stall: Stall,
@@ -103,6 +104,18 @@ pub(crate) struct Counters {
     pub(crate) bytes_copied: StatCounter,
     pub(crate) writeback_errors: StatCounter,
     pub(crate) waits: StatCounter,
+}
+
+/// The last read that failed: a range that is damaged has one line in the log, however often it is
+/// asked for in a row.
+#[derive(Debug, Default)]
+pub(crate) struct FailedRead(Mutex<Option<(ObjectId, u64)>>);
+
+impl FailedRead {
+    /// Whether this is another one.
+    pub(crate) fn is_new(&self, id: ObjectId, offset: u64) -> bool {
+        self.0.lock().replace((id, offset)) != Some((id, offset))
+    }
 }
 
 impl Core {
@@ -128,6 +141,7 @@ impl Core {
             span,
             table: Table::default(),
             counters: Counters::default(),
+            failed_read: FailedRead::default(),
             unsynced: UnsyncedChanges::default(),
             events: Arc::default(),
             deferred_close: DeferredClose::default(),

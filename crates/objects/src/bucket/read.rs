@@ -57,7 +57,7 @@ async fn read(got: GetResult, announced: u64) -> StoreResult<Bytes> {
 }
 
 /// Whether a store says that a range is behind the object's end.
-pub(super) fn is_range_error(error: &StoreError) -> bool {
+pub(crate) fn is_range_error(error: &StoreError) -> bool {
     let StoreError::Generic { .. } = error else { return false };
     let text = error.to_string();
     text.contains("non-2xx status code: 416")

@@ -24,7 +24,8 @@ use super::compaction::{Compaction, TABLES_MAX, TABLES_URGENT};
 use super::{BATCH_BYTES_MAX, Batch, Engine};
 use crate::codec::Codec;
 use crate::engine_blocks::Blocks;
-use crate::log::{CommitLog, LogInit};
+use crate::limited::TOO_SHORT;
+use crate::log::{CommitLog, LogInit, Replay};
 use crate::rows::{self, Totals};
 
 /// Rows in memory before they become a table.
@@ -47,17 +48,40 @@ impl fmt::Debug for SlateEngine {
     }
 }
 
+/// What is right where one of the engine's objects is damaged.
+const PUT_BACK: &str = "put the object back as it was, and everything is there";
+
 /// Where the engine's objects are.
 fn path_below(root: &Path) -> Path {
     root.clone().join("meta")
 }
 
-/// The epoch of the last writer; `None`: there was none.
-pub(crate) async fn writer_epoch(store: Arc<dyn ObjectStore>, root: &Path) -> Result<Option<u64>> {
+/// What the newest manifest says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LastManifest {
+    /// The epoch of the last writer.
+    pub(crate) epoch: u64,
+    /// The last object of the log whose rows are in tables.
+    pub(crate) replay_after: u64,
+}
+
+/// The newest manifest; `None`: there is none.
+pub(crate) async fn last_manifest(store: Arc<dyn ObjectStore>, root: &Path) -> Result<Option<LastManifest>> {
     let admin =
         AdminBuilder::new(path_below(root), store).with_system_clock(Arc::new(Clock::default())).build();
-    let manifest = admin.read_manifest(None).await.map_err(|error| plain(&error))?;
-    Ok(manifest.map(|manifest| manifest.writer_epoch()))
+    let manifest = admin.read_manifest(None).await.map_err(|error| match error.kind() {
+        // The engine does not say which of its files it read.
+        slatedb::ErrorKind::Internal | slatedb::ErrorKind::Data => {
+            tracing::debug!(%error, "the newest manifest cannot be read");
+            let detail = format!("the newest object below meta/manifest/ is damaged; {PUT_BACK}");
+            Error::with(ErrorKind::Io, "metadata", detail)
+        }
+        _ => plain(&error),
+    })?;
+    Ok(manifest.map(|manifest| LastManifest {
+        epoch: manifest.writer_epoch(),
+        replay_after: manifest.replay_after_wal_id(),
+    }))
 }
 
 /// What the volume held when its tables were last written, which an unmount does: read without
@@ -89,7 +113,7 @@ impl SlateEngine {
         (store, root): (Arc<dyn ObjectStore>, &Path),
         codec: Codec,
         epoch: Option<u64>,
-        log: Arc<CommitLog>,
+        (log, earlier): (Arc<CommitLog>, Option<Replay>),
         nonce: [u8; 16],
     ) -> Result<Self> {
         let settings = Settings {
@@ -119,7 +143,12 @@ impl SlateEngine {
             .with_db_cache(Arc::new(TableCache::default()), 0)
             .with_merge_operator(Arc::new(AddTotals))
             .with_block_transformer(Arc::new(Blocks::new(codec)))
-            .with_wal_writer(Box::new(LogInit { log: Arc::clone(&log), nonce, clock }));
+            .with_wal_writer(Box::new(LogInit {
+                log: Arc::clone(&log),
+                nonce,
+                clock,
+                earlier: Mutex::new(earlier),
+            }));
         // Of two processes that saw this epoch, or both none, one opens the engine.
         let db =
             builder.with_expected_epoch(epoch.unwrap_or(0)).build().await.map_err(|error| plain(&error))?;
@@ -133,7 +162,13 @@ impl SlateEngine {
 
     /// A failure, by its cause in the log if there is one.
     fn failed(&self, error: &slatedb::Error) -> Error {
-        self.log.failure().unwrap_or_else(|| plain(error))
+        self.log.failure().unwrap_or_else(|| {
+            let plain = plain(error);
+            if is_damage(error) {
+                tracing::error!(error = %plain, "the volume's metadata cannot be read");
+            }
+            plain
+        })
     }
 }
 
@@ -208,13 +243,19 @@ impl Drop for SlateEngine {
     }
 }
 
+/// Whether an object is missing, corrupted or cut off.
+fn is_damage(error: &slatedb::Error) -> bool {
+    error.kind() == slatedb::ErrorKind::Data || error.to_string().contains(TOO_SHORT)
+}
+
 /// An engine's failure in plain words.
 fn plain(error: &slatedb::Error) -> Error {
-    let kind = match error.kind() {
+    let detail = match error.kind() {
         slatedb::ErrorKind::Closed(slatedb::CloseReason::Fenced) => {
             return Error::with(ErrorKind::Io, "metadata", "another host has taken the volume over");
         }
-        _ => ErrorKind::Io,
+        _ if is_damage(error) => format!("the volume's metadata is damaged: {error}; {PUT_BACK}"),
+        _ => error.to_string(),
     };
-    Error::with(kind, "metadata", error.to_string())
+    Error::with(ErrorKind::Io, "metadata", detail)
 }

@@ -192,7 +192,12 @@ impl LeaseInfo {
         }
         let damaged = |why: &dyn fmt::Display| {
             let why = why.to_string().escape_debug().take(200).collect::<String>();
-            Error::with(ErrorKind::Io, "lease", format!("the lease is damaged ({why}): run fsck"))
+            let detail = format!(
+                "the lease (object `lease`) is damaged ({why}): put it back as it was; or, if no host has the \
+                 volume mounted, delete it: the volume's `watertight format` again makes a new one, and changes \
+                 nothing else"
+            );
+            Error::with(ErrorKind::Io, "lease", detail)
         };
         if bytes.len() > BYTES_MAX {
             return Err(damaged(&format_args!("{} bytes long", bytes.len())));
@@ -257,7 +262,9 @@ impl LeaseInfo {
         let epoch =
             if is_on("lease-epoch-not-raised") { Some(self.epoch) } else { self.epoch.checked_add(1) };
         let Some(epoch) = epoch else {
-            return Err(Error::with(ErrorKind::Io, "lease", "the lease's epochs are used up: run fsck"));
+            let detail =
+                "the lease's epochs are used up: delete the object `lease`, and repeat `watertight format`";
+            return Err(Error::with(ErrorKind::Io, "lease", detail));
         };
         let free = Self::free(nonce);
         let took = Some(Took { from: self.nonce, how });

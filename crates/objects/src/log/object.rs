@@ -37,6 +37,7 @@ pub(crate) struct Header {
     pub(crate) epoch: u64,
     pub(crate) nonce: [u8; 16],
     pub(crate) number: u64,
+    /// A fence's: the number that the log goes on with. A commit's: see [`Header::durable`].
     pub(crate) next: u64,
     data_len: u32,
     rows_len: u32,
@@ -100,6 +101,11 @@ impl Header {
             _ => return Err(damaged(number, "its kind is unknown")),
         };
         Ok(Self { kind, epoch, nonce, number, next, data_len, rows_len })
+    }
+
+    /// The last number that was durable when the object was sealed; `None`: it is a fence.
+    pub(crate) fn durable(&self) -> Option<u64> {
+        (self.kind == LogKind::Commit).then_some(self.next)
     }
 
     /// Where the rows are.

@@ -131,9 +131,9 @@ impl Volume {
             nonce: [taker.number; 16],
             held: None,
         };
-        let last = Mounted::last_epoch(&bucket).await;
-        let last = last.unwrap_or_else(|error| panic!("the last epoch cannot be read: {error}"));
-        let epoch = last.unwrap_or(0) + 1;
+        let last = Mounted::last_manifest(&bucket).await;
+        let last = last.unwrap_or_else(|error| panic!("the newest manifest cannot be read: {error}"));
+        let epoch = last.map_or(0, |last| last.epoch) + 1;
         taker.progress.lock().epoch = epoch;
         match Mounted::open(bucket, last, options).await {
             Ok(mounted) => {

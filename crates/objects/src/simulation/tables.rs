@@ -19,8 +19,8 @@ pub(super) async fn open(world: &Arc<World>, nonce: u8) -> Arc<Mounted> {
         nonce: [nonce; 16],
         held: None,
     };
-    let epoch = Mounted::last_epoch(&bucket).await.expect("it can be read");
-    Mounted::open(bucket, epoch, options).await.expect("nobody else holds it")
+    let last = Mounted::last_manifest(&bucket).await.expect("it can be read");
+    Mounted::open(bucket, last, options).await.expect("nobody else holds it")
 }
 
 /// Runs a life on a host that is alone.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cgroups::CgroupId;
+use store::ErrorKind;
 use throttle::{
     CgroupPath, ChunkSource, Completion, Direction, Grant, OnLimit, Request, Reservation, ThrottledWrite,
 };
@@ -163,6 +164,20 @@ impl Inode {
 
     /// Reads from the store as fast as the caller's limits allow.
     pub(crate) fn read_store(&self, ctx: &Ctx<'_>, buf: &mut [u8], offset: u64) -> Result<usize> {
+        let read = self.read_within_limits(ctx, buf, offset);
+        if let Err(Error::Store(error)) = &read
+            && error.kind() == ErrorKind::Io
+            && self.core.failed_read.is_new(self.id, offset)
+        {
+            let path = self.core.store.path_of(self.id);
+            let (volume, path) =
+                (self.core.options.name.as_str(), path.as_ref().map(|path| path.to_string_lossy()));
+            tracing::error!(volume, node = self.id.0, path = path.as_deref(), offset, %error, "a read failed");
+        }
+        read
+    }
+
+    fn read_within_limits(&self, ctx: &Ctx<'_>, buf: &mut [u8], offset: u64) -> Result<usize> {
         let file = self.file(store::Access::Read)?;
         let bdi = &self.core.bdi;
         if !bdi.throttle().is_limiting() {

@@ -3,6 +3,10 @@
 //! By `file://` and `memory://`, which need no server; with `WATERTIGHT_TEST_BUCKET`, as
 //! `tests/servers run` sets it, in a bucket of that server.
 
+mod bad_input;
+mod naive_server;
+mod requests;
+
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
@@ -79,6 +83,14 @@ impl World {
         assert!(!is_mounted(&other), "{out:?}");
         out
     }
+}
+
+/// Makes a key file of 64 such digits.
+fn key_file(rig: &Rig, name: &str, digits: &str) -> String {
+    let path = rig.root.join(name);
+    fs::write(&path, digits.repeat(64 / digits.len())).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    path.to_str().unwrap().to_owned()
 }
 
 fn pattern(len: usize) -> Vec<u8> {
