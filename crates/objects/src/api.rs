@@ -37,7 +37,8 @@ pub struct OpenOptions {
     pub takeover: bool,
     /// Give up what only the journal of this host has.
     pub abandon: Option<String>,
-    /// The mount is read-only. The volume is held all the same.
+    /// Nothing is to be changed: the volume is not held, and shows what its holder, if there is one,
+    /// had committed by now.
     pub read_only: bool,
     /// The file with the key of an encrypted volume.
     pub key_file: Option<PathBuf>,
@@ -124,7 +125,27 @@ pub fn directory(url: &str) -> Option<PathBuf> {
     url.parse::<Url>().ok()?.directory()
 }
 
-/// Opens a volume, which this process holds from then on.
+/// Opens a volume for reading, beside its holder and other readers.
+fn open_read_only(url: &Url, key: Option<&UserKey>, bucket: &Bucket) -> Result<Arc<dyn Store>> {
+    let runtime = crate::runtime::handle()?;
+    let opened = async {
+        let (format, last) = tokio::try_join!(format::read(bucket), Mounted::last_manifest(bucket))?;
+        let codec = codec_of(&format, key)?;
+        let Some(last) = last else {
+            let why = "the volume is new, and has no root yet: mount it once without `-o ro`";
+            return Err(Error::with(ErrorKind::NotFound, "open", why));
+        };
+        let mount = MountOptions::new(&format, codec);
+        let lasting = bucket.with_patience(Patience::UntilStopped);
+        let opened = Mounted::open_read_only(lasting.clone(), last, mount).await;
+        // Nothing that was begun goes on.
+        opened.inspect_err(|_| lasting.stop())
+    };
+    let mounted = wait(&runtime, opened)?;
+    Ok(BucketStore::new(url.to_string(), mounted, runtime))
+}
+
+/// Opens a volume, which this process holds from then on, unless it is to be read alone.
 ///
 /// # Errors
 /// `Busy` names who holds it; `NotFound`: there is no volume; `Invalid`: the URL, an option or the
@@ -133,6 +154,13 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     let url: Url = url.parse()?;
     let key = options.key_file.as_deref().map(key_file::read).transpose()?;
     let bucket = open_bucket(&url)?;
+    if options.read_only {
+        if options.takeover || options.abandon.is_some() {
+            let why = "takeover and abandon are for a mount that writes: one with `ro` takes the volume from nobody";
+            return Err(Error::with(ErrorKind::Invalid, "open", why));
+        }
+        return open_read_only(&url, key.as_ref(), &bucket);
+    }
     let runtime = crate::runtime::handle()?;
     let host = Arc::new(ThisHost::new()?);
     let opened = async {
@@ -159,11 +187,9 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
         let lasting = bucket.with_patience(Patience::UntilStopped);
         let held = Arc::new(Lease::take(&bucket, &request, host).await?);
         let mount = MountOptions {
-            codec,
-            window: format.log_window.into(),
-            size_max: format.size_max,
             nonce: held.nonce().to_bytes(),
             held: Some(Arc::clone(&held)),
+            ..MountOptions::new(&format, codec)
         };
         match Mounted::open(lasting.clone(), last, mount).await {
             Ok(mounted) => Ok(mounted),
@@ -196,12 +222,7 @@ fn codec_of(format: &Format, key: Option<&UserKey>) -> Result<Codec> {
             let why = "the volume is encrypted: it needs -o encrypt-key-file=FILE";
             return Err(Error::with(ErrorKind::AccessDenied, "open", why));
         }
-        (Some(record), Some(user)) => {
-            let record: WrappedKey = serde_json::from_value(record.clone()).map_err(|_| {
-                Error::with(ErrorKind::Io, "open", "the record of the volume's key is damaged")
-            })?;
-            Some(record.unwrap(&uuid, user)?)
-        }
+        (Some(record), Some(user)) => Some(WrappedKey::from_json(record)?.unwrap(&uuid, user)?),
     };
     Ok(Codec::new(uuid, format.compression, key.as_ref()))
 }
@@ -219,12 +240,7 @@ pub fn format(url: &str, options: &FormatOptions) -> Result<Formatted> {
     let uuid = Uuid::random()?;
     let encryption = match &key {
         None => None,
-        Some(user) => {
-            let record = WrappedKey::wrap(&uuid.to_bytes(), user, &DataKey::random());
-            let record = serde_json::to_value(record)
-                .map_err(|error| Error::with(ErrorKind::Invalid, "format", error.to_string()))?;
-            Some(record)
-        }
+        Some(user) => Some(WrappedKey::wrap(&uuid.to_bytes(), user, &DataKey::random()).to_json()?),
     };
     let made = async {
         let options = format::Options {

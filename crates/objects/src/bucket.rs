@@ -17,10 +17,9 @@ use object_store::{
 };
 use store::{Error, ErrorKind, Result};
 
-pub(crate) use self::read::is_range_error;
 use self::read::{Got, collect};
 use crate::limited::Limited;
-use crate::problem::About;
+use crate::problem::{About, is_range_error};
 pub use crate::requests::Patience;
 use crate::requests::{Answer, Class, How, Requests, STEP, limit, over_limit};
 use crate::stats::{Kind, Stats};

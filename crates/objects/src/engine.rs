@@ -5,6 +5,7 @@ mod add_totals;
 mod cache;
 mod clock;
 mod compaction;
+mod reader;
 mod slate;
 
 use std::fmt;
@@ -18,6 +19,7 @@ use crate::log::object::ROW_OVERHEAD;
 use crate::rows::{self, Totals};
 
 pub(crate) use clock::Clock;
+pub(crate) use reader::ReadEngine;
 pub(crate) use slate::{LastManifest, SlateEngine, last_manifest, totals_in_tables};
 
 /// The largest batch, as the log writes it: an object of the log has room for one.

@@ -1,4 +1,4 @@
-//! The object `format`: what a volume is, written once when it is made.
+//! The object `format`: what a volume is, written when it is made, and again with another key.
 //!
 //! It is JSON, so that a person can read it in the bucket, and it is as hostile as the rest of the
 //! bucket: bounded, parsed into types, and refused where a later version of this program would know
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use store::{Error, ErrorKind, Result};
 
 use crate::Compression;
-use crate::bucket::{Bucket, Condition};
+use crate::bucket::{Bucket, Condition, Tag};
 use crate::probe::{Probed, probe};
 
 /// The object's name.
@@ -168,12 +168,7 @@ pub async fn create(bucket: &Bucket, options: Options) -> Result<Format> {
         log_window: 8,
         probe: probe(bucket).await?,
     };
-    format.check().map_err(|why| refused(ErrorKind::Invalid, bucket, why))?;
-    let json = serde_json::to_vec_pretty(&format)
-        .map_err(|error| refused(ErrorKind::Invalid, bucket, &error.to_string()))?;
-    if json.len() as u64 > MAX_BYTES {
-        return Err(refused(ErrorKind::TooBig, bucket, "the record of the key is too large"));
-    }
+    let json = format.to_json(bucket)?;
     match bucket.create(NAME, PutPayload::from(json)).await? {
         Condition::Met(_) => Ok(format),
         Condition::Failed { .. } => {
@@ -190,11 +185,17 @@ pub async fn create(bucket: &Bucket, options: Options) -> Result<Format> {
 /// [`ErrorKind::NotFound`]: there is none; [`ErrorKind::Unsupported`]: a later version of this program
 /// made it; [`ErrorKind::Io`]: it is something else.
 pub async fn read(bucket: &Bucket) -> Result<Format> {
-    let Some((bytes, _)) = bucket.get_at_most(NAME, MAX_BYTES).await? else {
+    read_with_tag(bucket).await.map(|(format, _)| format)
+}
+
+/// Reads what the volume is, and which version of the object says so.
+pub(crate) async fn read_with_tag(bucket: &Bucket) -> Result<(Format, Tag)> {
+    let Some((bytes, tag)) = bucket.get_at_most(NAME, MAX_BYTES).await? else {
         let why = format!("there is no volume; `watertight format {}` makes one", bucket.url());
         return Err(refused(ErrorKind::NotFound, bucket, &why));
     };
-    parse(&bytes).map_err(|(kind, why)| refused(kind, bucket, &why))
+    let format = parse(&bytes).map_err(|(kind, why)| refused(kind, bucket, &why))?;
+    Ok((format, tag))
 }
 
 fn parse(bytes: &[u8]) -> Result<Format, (ErrorKind, String)> {
@@ -222,6 +223,17 @@ fn parse(bytes: &[u8]) -> Result<Format, (ErrorKind, String)> {
 }
 
 impl Format {
+    /// The object's bytes, held to their bounds.
+    pub(crate) fn to_json(&self, bucket: &Bucket) -> Result<Vec<u8>> {
+        self.check().map_err(|why| refused(ErrorKind::Invalid, bucket, why))?;
+        let json = serde_json::to_vec_pretty(self)
+            .map_err(|error| refused(ErrorKind::Invalid, bucket, &error.to_string()))?;
+        if json.len() as u64 > MAX_BYTES {
+            return Err(refused(ErrorKind::TooBig, bucket, "the record of the key is too large"));
+        }
+        Ok(json)
+    }
+
     /// The bounds that the rest of the program relies on.
     fn check(&self) -> Result<(), &'static str> {
         if self.version == 0 {

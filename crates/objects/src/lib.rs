@@ -33,6 +33,7 @@ mod acl;
 mod api;
 mod aws;
 pub mod bucket;
+mod change_key;
 mod chunk_table;
 mod client;
 pub mod codec;
@@ -82,3 +83,4 @@ pub use api::{
     Compression, FormatOptions, Formatted, Holder, Info, OpenOptions, SCHEMES, canonical, directory, format,
     info, is_url, open, open_unheld,
 };
+pub use change_key::{KeyChange, change_key};

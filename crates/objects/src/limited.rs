@@ -18,7 +18,7 @@ use object_store::{
 use slatedb_common::retry::NonRetryable;
 use tokio::time::Instant;
 
-use crate::bucket::is_range_error;
+use crate::problem::is_range_error;
 use crate::requests::{Class, Requests, STEP, limit, over_limit};
 use crate::stats::Kind;
 

@@ -42,7 +42,7 @@ use tokio::sync::Notify;
 use crate::bucket::{Bucket, Condition};
 use crate::codec::Codec;
 use crate::engine::BATCH_BYTES_MAX;
-pub(crate) use init::LogInit;
+pub(crate) use init::{LogInit, Rows};
 use object::{HEADER, Header, LogKind};
 pub(crate) use replay::{Read, Replay};
 

@@ -10,7 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bucket::Bucket;
 use crate::codec::Codec;
-use crate::engine::{LastManifest, SlateEngine, last_manifest};
+use crate::engine::{LastManifest, ReadEngine, SlateEngine, last_manifest};
+use crate::format::Format;
 use crate::lease::{Ended, Held};
 use crate::log::{CommitLog, Read, Replay};
 use crate::pending::given_up;
@@ -33,6 +34,19 @@ pub(crate) struct MountOptions {
     pub(crate) held: Option<Arc<Held>>,
 }
 
+impl MountOptions {
+    /// Of a volume that nobody holds.
+    pub(crate) fn new(format: &Format, codec: Codec) -> Self {
+        Self {
+            codec,
+            window: format.log_window.into(),
+            size_max: format.size_max,
+            nonce: [0; 16],
+            held: None,
+        }
+    }
+}
+
 /// A volume that is open.
 #[derive(Debug)]
 pub(crate) struct Mounted {
@@ -42,6 +56,7 @@ pub(crate) struct Mounted {
     held: Option<Arc<Held>>,
     background: CancellationToken,
     is_closed: Mutex<bool>,
+    is_read_only: bool,
 }
 
 impl Mounted {
@@ -63,6 +78,7 @@ impl Mounted {
         let epoch = log.epoch();
         let segments = Segments::new(bucket.bulk(), options.codec, Arc::clone(&log), epoch);
         let tree = Tree::open(Arc::new(engine), segments, epoch, options.size_max).await?;
+        tree.set_up().await?;
         let background = CancellationToken::new();
         let mounted = Arc::new(Self {
             tree,
@@ -71,6 +87,7 @@ impl Mounted {
             held: options.held,
             background: background.clone(),
             is_closed: Mutex::new(false),
+            is_read_only: false,
         });
         let (tree, log) = (Arc::clone(&mounted.tree), Arc::clone(&mounted.log));
         tokio::spawn(background.clone().run_until_cancelled_owned(commit_by_time(tree, log)));
@@ -80,6 +97,36 @@ impl Mounted {
             tokio::spawn(background.run_until_cancelled_owned(lost));
         }
         Ok(mounted)
+    }
+
+    /// Opens the volume for reading, as its last commits left it. Nothing is written, and nobody
+    /// learns of it.
+    ///
+    /// # Errors
+    /// The bucket's; `Io`: an object is damaged or missing, with its name.
+    pub(crate) async fn open_read_only(
+        bucket: Bucket,
+        last: LastManifest,
+        options: MountOptions,
+    ) -> Result<Arc<Self>> {
+        let MountOptions { codec, window, size_max, .. } = options;
+        let mut replay = Replay::new(bucket.clone(), codec.clone(), window, last.replay_after);
+        let Read::Whole = replay.read_to_end(u64::MAX).await? else {
+            return Err(older_metadata(&bucket, "the log is of a writer that cannot be"));
+        };
+        let (store, root) = bucket.raw();
+        let engine = ReadEngine::open((store, &root), codec.clone(), replay).await?;
+        // Neither is written to.
+        let log = CommitLog::new(bucket.clone(), codec.clone(), window);
+        let segments = Segments::new(bucket.bulk(), codec, Arc::clone(&log), 0);
+        let tree = Tree::open(Arc::new(engine), segments, 0, size_max).await?;
+        let (background, is_closed) = (CancellationToken::new(), Mutex::new(false));
+        Ok(Arc::new(Self { tree, log, bucket, held: None, background, is_closed, is_read_only: true }))
+    }
+
+    /// Whether nothing can be changed.
+    pub(crate) const fn is_read_only(&self) -> bool {
+        self.is_read_only
     }
 
     /// The newest manifest.

@@ -67,6 +67,10 @@ impl Store for BucketStore {
         self.url.clone()
     }
 
+    fn is_read_only(&self) -> bool {
+        self.mounted.is_read_only()
+    }
+
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
         self.wait(self.tree.lookup(parent, name))
     }

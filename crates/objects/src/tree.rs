@@ -79,7 +79,7 @@ impl Tree {
         let totals = engine.totals().await?;
         let epoch = if is_on("inodes-epoch-not-raised") { 1 } else { epoch };
         let first = epoch.checked_mul(INODES_PER_EPOCH).ok_or_else(|| rows::corrupted("the epoch"))?;
-        let tree = Arc::new(Self {
+        Ok(Arc::new(Self {
             engine,
             segments,
             extent_cache: ExtentCache::default(),
@@ -91,10 +91,14 @@ impl Tree {
             totals: Mutex::new(totals),
             size_max,
             next_ino: AtomicU64::new(first.max(2)),
-        });
-        tree.make_root().await?;
-        tree.reap_all().await?;
-        Ok(tree)
+        }))
+    }
+
+    /// Makes the root of a new volume, and removes files that had no name any more when their last
+    /// holder ended.
+    pub(crate) async fn set_up(self: &Arc<Self>) -> Result<()> {
+        self.make_root().await?;
+        self.reap_all().await
     }
 
     /// Makes the root of a new volume: it belongs to this process.

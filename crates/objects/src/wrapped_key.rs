@@ -91,6 +91,29 @@ impl WrappedKey {
         Ok(Self::wrap(uuid, new, &self.unwrap(uuid, old)?))
     }
 
+    /// The record as it stands in the format.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`]: it is damaged.
+    pub fn from_json(record: &serde_json::Value) -> Result<Self> {
+        Self::deserialize(record).map_err(|_| {
+            Error::with(
+                ErrorKind::Io,
+                "open",
+                "the record of the volume's key (object `format`) is damaged: put it back as it was",
+            )
+        })
+    }
+
+    /// The record as it stands in the format.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn to_json(&self) -> Result<serde_json::Value> {
+        serde_json::to_value(self)
+            .map_err(|error| Error::with(ErrorKind::Invalid, "format", error.to_string()))
+    }
+
     fn checksum(&self, uuid: &[u8; 16]) -> Hex<4> {
         let Self { version, algorithm, nonce, key, check: _ } = self;
         let covered = [bind(uuid, *version, algorithm).as_slice(), &nonce.0, &key.0].concat();

@@ -76,6 +76,14 @@ pub enum Verb {
         A volume that is mounted has a holder, on whatever host. `watertight status` tells more of those of this host.")]
     Info(InfoArgs),
 
+    /// Give an encrypted volume on object storage another key; its data stays as it is.
+    #[command(after_help = "Example:\n  \
+        watertight change-key --old-key-file old --new-key-file new s3://bucket/prefix\n\n\
+        One conditional request: a crash leaves the old key or the new one, and a call that is repeated finds it done. The volume may be \
+        mounted, on any host: what encrypts the data does not change, and the next mount needs the new key. Whoever has the old key \
+        and a copy of the object `format` from before can read the volume still: delete old versions of that object where the bucket keeps them.")]
+    ChangeKey(ChangeKeyArgs),
+
     /// Unmount: return when the data is on the store and the store is free.
     #[command(
         visible_alias = "unmount",
@@ -165,10 +173,11 @@ pub enum Verb {
 
     /// Show in under a minute what an unmount that tells the truth is worth, and volumes that do not
     /// wait for each other.
-    #[command(
-        after_help = "Example:\n  watertight demo\n\nNeeds the right to mount: root, or /dev/fuse and fusermount3. Where this \
-            user can make no cgroups, it says so and leaves out the part that needs two. Leaves nothing behind."
-    )]
+    #[command(after_help = "Examples:\n  watertight demo\n  watertight demo objects\n\n\
+            Needs the right to mount: root, or /dev/fuse and fusermount3. Where this \
+            user can make no cgroups, it says so and leaves out the part that needs two. Leaves nothing behind.\n\n\
+            `objects` starts an S3 server on 127.0.0.1 if one is in PATH (versitygw, minio, weed, moto_server), and else takes a directory; \
+            it shows `rclone mount` beside it if that is installed.")]
     Demo(DemoArgs),
 
     /// Measure a volume on this host beside its bare store, within a minute.
@@ -342,6 +351,22 @@ pub struct InfoArgs {
     /// The key of an encrypted volume, without which its size is not known.
     #[arg(long, value_name = "FILE")]
     pub encrypt_key_file: Option<PathBuf>,
+    /// For programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `change-key`.
+#[derive(Debug, Args)]
+pub struct ChangeKeyArgs {
+    /// The volume, as for `format`.
+    pub url: String,
+    /// The key that it has.
+    #[arg(long, value_name = "FILE")]
+    pub old_key_file: PathBuf,
+    /// The key that it gets.
+    #[arg(long, value_name = "FILE")]
+    pub new_key_file: PathBuf,
     /// For programs.
     #[arg(long)]
     pub json: bool,
@@ -586,9 +611,19 @@ pub struct BenchArgs {
     pub json: bool,
 }
 
+/// A part of the demo.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DemoPart {
+    /// A volume on object storage, and what is in the bucket when its unmount returns.
+    Objects,
+}
+
 /// `demo`.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
+    /// What to show; without it, volumes over directories.
+    #[arg(value_enum, value_name = "PART")]
+    pub part: Option<DemoPart>,
     /// Which kind of mount: auto, fuseblk or fuse.
     #[arg(long = "type", value_name = "TYPE", default_value = "auto")]
     pub mount_type: String,

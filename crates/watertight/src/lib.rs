@@ -101,8 +101,10 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Format(args) => verbs::format::run(args)?,
         #[cfg(feature = "objects")]
         Verb::Info(args) => verbs::info::run(args)?,
+        #[cfg(feature = "objects")]
+        Verb::ChangeKey(args) => verbs::change_key::run(args)?,
         #[cfg(not(feature = "objects"))]
-        Verb::Format(_) | Verb::Info(_) => return Err(object_volumes::absent()),
+        Verb::Format(_) | Verb::Info(_) | Verb::ChangeKey(_) => return Err(object_volumes::absent()),
         Verb::Umount(args) => umount::run(args)?,
         Verb::Attach(args) => attach::attach(args)?,
         Verb::Detach(args) => attach::detach(args)?,

@@ -85,6 +85,8 @@ pub(crate) fn open(
     mountpoint: &Path,
 ) -> store::Result<Arc<dyn Store>> {
     let ObjectOptions { takeover, abandon, key_file } = options.clone();
+    // One in memory is this process's own, and not read by others.
+    let read_only = read_only && !is_memory(url);
     if is_memory(url) {
         // It is this process's own, which has made it already if it was attached before.
         let made = objects::format(url, &objects::FormatOptions::default()).map(drop);

@@ -3,13 +3,15 @@
 //! | module | verb |
 //! |---|---|
 //! | `umount`, `one_of_several`, `ended` | `umount`; of one of several mounts; how a volume ended |
-//! | `format`, `info` | those of their names: volumes on object storage, mounted or not |
+//! | `format`, `info`, `change_key` | those of their names: volumes on object storage, mounted or not |
 //! | `attach`, `clone` | `attach`, `detach`, `move`; `clone` |
 //! | `sync`, `status`, `events`, `wait`, `limit`, `top`, `demo`, `bench`, `man_pages` | those of their names |
 //! | `mount_helpers` | `install-helpers`, and the helpers that mount(8) and umount(8) call |
 
 pub mod attach;
 pub mod bench;
+#[cfg(feature = "objects")]
+pub mod change_key;
 pub mod clone;
 pub mod demo;
 pub mod ended;

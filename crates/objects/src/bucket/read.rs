@@ -55,13 +55,3 @@ async fn read(got: GetResult, announced: u64) -> StoreResult<Bytes> {
     }
     Ok(all.freeze())
 }
-
-/// Whether a store says that a range is behind the object's end.
-pub(crate) fn is_range_error(error: &StoreError) -> bool {
-    let StoreError::Generic { .. } = error else { return false };
-    let text = error.to_string();
-    text.contains("non-2xx status code: 416")
-        || text.contains("nvalid range")
-        || text.contains("range start too large")
-        || text.contains("range was invalid")
-}

@@ -52,7 +52,7 @@ impl fmt::Debug for SlateEngine {
 const PUT_BACK: &str = "put the object back as it was, and everything is there";
 
 /// Where the engine's objects are.
-fn path_below(root: &Path) -> Path {
+pub(super) fn path_below(root: &Path) -> Path {
     root.clone().join("meta")
 }
 
@@ -249,7 +249,7 @@ fn is_damage(error: &slatedb::Error) -> bool {
 }
 
 /// An engine's failure in plain words.
-fn plain(error: &slatedb::Error) -> Error {
+pub(super) fn plain(error: &slatedb::Error) -> Error {
     let detail = match error.kind() {
         slatedb::ErrorKind::Closed(slatedb::CloseReason::Fenced) => {
             return Error::with(ErrorKind::Io, "metadata", "another host has taken the volume over");

@@ -85,7 +85,7 @@ impl LogInit {
 }
 
 /// Rows that were read.
-pub(super) struct Rows(pub(super) VecDeque<WalRows>);
+pub(crate) struct Rows(pub(crate) VecDeque<WalRows>);
 
 #[async_trait]
 impl WalIterator for Rows {

@@ -114,7 +114,7 @@ const THREADS_MAX: usize = 1024;
 
 /// Every option, for the help and for the error about an unknown one.
 pub const VALID: &[(&str, &str)] = &[
-    ("ro", "mount read-only"),
+    ("ro", "mount read-only; on object storage: beside others, as it is now, without holding the volume"),
     ("rw", "refuse to mount a store that is read-only"),
     ("cache=SIZE", "bound on the memory that holds file data [a sixteenth of the host's, 64M to 1G]"),
     ("mode=MODE", "write-through [default], or kernel-writeback: faster small writes"),

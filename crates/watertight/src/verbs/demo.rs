@@ -1,10 +1,15 @@
-//! `demo`: the benefit of volumes that do not wait for each other, in under a minute.
+//! `demo`: the benefit of volumes that do not wait for each other, in under a minute; with `objects`,
+//! of an unmount that waits for the bucket.
 //!
 //! Everything goes through the program itself, started as a person would start it, with a runtime
 //! directory of its own. Nothing is left behind, also after Ctrl-C.
 
+#[cfg(feature = "objects")]
+mod bucket;
 mod events;
 mod files;
+#[cfg(feature = "objects")]
+mod objects;
 mod say;
 mod stage;
 mod stalled;
@@ -19,7 +24,7 @@ use sync::Mutex;
 use self::say::failed;
 use self::stage::{Demo, Stage};
 use self::table::Table;
-use crate::cli::DemoArgs;
+use crate::cli::{DemoArgs, DemoPart};
 use crate::host::signals;
 use crate::term::problem::Result;
 
@@ -33,7 +38,14 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     // Takes everything down; the main thread's next step then fails.
     signals::clean_up(Arc::clone(&stage), "stopped; nothing is left behind")
         .map_err(|error| failed("handling signals", &error))?;
-    let outcome = show(&Demo::new(paths, Arc::clone(&stage), &args.mount_type));
+    let demo = Demo::new(paths, Arc::clone(&stage), &args.mount_type);
+    let outcome = match args.part {
+        None => show(&demo),
+        #[cfg(feature = "objects")]
+        Some(DemoPart::Objects) => objects::show(&demo),
+        #[cfg(not(feature = "objects"))]
+        Some(DemoPart::Objects) => Err(crate::object_volumes::absent()),
+    };
     // The thread that takes signals holds the stage as well: it goes here, however the demo went.
     drop(stage.lock().take());
     outcome

@@ -50,9 +50,49 @@ fn its_table_fits_a_terminal() {
     leaves_nothing(&rig, None);
 }
 
+/// The directories of the system's own programs: no S3 server is there.
+#[cfg(feature = "objects")]
+const SYSTEM_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+
+#[cfg(feature = "objects")]
+#[test]
+fn the_demo_of_object_storage_finds_everything_in_the_bucket_and_leaves_nothing() {
+    let Some(rig) = Rig::mounting() else { return };
+    let mut command = rig.command(&["demo", "objects"]);
+    command.env("PATH", SYSTEM_PATH);
+    let (out, _) = run_command(&rig, command);
+    let out = out.ok().says("a directory takes its place, by file://").says("each file fsynced");
+    let out = out.says("0 bytes are missing");
+    let row = |start: &str| {
+        let row = out.stdout.lines().find(|line| line.trim_start().starts_with(start));
+        row.unwrap_or_else(|| panic!("no {start} in {}", out.stdout)).to_owned()
+    };
+    assert!(row("bytes missing in the bucket then").ends_with(" 0"), "{}", out.stdout);
+    assert!(row("umount returns after").ends_with('s'), "{}", out.stdout);
+    let is_there = Path::new("/usr/bin/rclone").exists();
+    assert_eq!(out.stdout.contains("rclone mount --vfs-cache-mode writes"), is_there, "{}", out.stdout);
+    leaves_nothing(&rig, None);
+}
+
+#[cfg(feature = "objects")]
+#[test]
+fn a_demo_of_object_storage_that_is_interrupted_leaves_nothing() {
+    let Some(rig) = Rig::mounting() else { return };
+    let mut command = rig.command(&["demo", "objects"]);
+    command.env("TMPDIR", &rig.root).env("PATH", SYSTEM_PATH);
+    let demo = Daemon::start(command);
+    while !demo.line(LONG).unwrap().contains("is mounted at") {}
+    demo.signal(rustix::process::Signal::INT);
+    assert_eq!(demo.end(), Some(1), "{}", demo.stderr());
+    leaves_nothing(&rig, None);
+}
+
 /// Runs it to its end, with its directory in the test's; and its process.
 fn run_it(rig: &Rig, arguments: &[&str]) -> (Out, u32) {
-    let mut command = rig.command(&[&["demo"], arguments].concat());
+    run_command(rig, rig.command(&[&["demo"], arguments].concat()))
+}
+
+fn run_command(rig: &Rig, mut command: Command) -> (Out, u32) {
     command.env("TMPDIR", &rig.root);
     // A shell writes its process number, and becomes the demo.
     let mut shell = Command::new("sh");

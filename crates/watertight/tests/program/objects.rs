@@ -4,7 +4,10 @@
 //! `tests/servers run` sets it, in a bucket of that server.
 
 mod bad_input;
+mod durability;
+mod keys;
 mod naive_server;
+mod read_only;
 mod requests;
 
 use std::fs::{self, Permissions};

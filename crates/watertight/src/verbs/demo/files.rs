@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hasher as _};
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,12 @@ impl Content {
         self.0.iter().filter(|(name, file)| other.0.get(*name) != Some(file)).count()
     }
 
+    /// How many bytes of these files `other` does not have as they are here.
+    pub(super) fn bytes_missing_from(&self, other: &Self) -> u64 {
+        let missing = self.0.iter().filter(|(name, file)| other.0.get(*name) != Some(file));
+        missing.map(|(_, (_, len))| *len as u64).sum()
+    }
+
     pub(super) fn checksum(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for (name, (checksum, len)) in &self.0 {
@@ -65,6 +71,15 @@ impl Content {
 
 /// Writes the demo's files and returns their content.
 pub(super) fn write_files(dir: &Path) -> Result<(Content, Duration)> {
+    write(dir, |_| Ok(()))
+}
+
+/// Writes the demo's files, each durable before the next, and returns their content.
+pub(super) fn write_synced_files(dir: &Path) -> Result<(Content, Duration)> {
+    write(dir, File::sync_all)
+}
+
+fn write(dir: &Path, end: impl Fn(&File) -> io::Result<()>) -> Result<(Content, Duration)> {
     let mut content = Content::default();
     let mut bytes = vec![0; FILE_BYTES];
     let begun = Instant::now();
@@ -78,8 +93,12 @@ pub(super) fn write_files(dir: &Path) -> Result<(Content, Duration)> {
             state ^= state << 17;
             chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]);
         }
-        let write = || File::create(dir.join(&name))?.write_all(&bytes);
-        write().map_err(|error: std::io::Error| failed("writing a file", &error))?;
+        let write = || {
+            let mut file = File::create(dir.join(&name))?;
+            file.write_all(&bytes)?;
+            end(&file)
+        };
+        write().map_err(|error: io::Error| failed("writing a file", &error))?;
         content.add(name, &bytes);
     }
     Ok((content, begun.elapsed()))

@@ -63,6 +63,22 @@ pub(super) struct Volume {
     pub(super) said: String,
 }
 
+/// A volume on object storage that is mounted.
+#[derive(Debug)]
+pub(super) struct Mounted {
+    pub(super) mountpoint: PathBuf,
+    /// Its process's message.
+    pub(super) said: String,
+}
+
+/// A program that was started.
+#[derive(Debug)]
+pub(super) struct Started<'a> {
+    demo: &'a Demo,
+    pid: u32,
+    log: PathBuf,
+}
+
 impl Demo {
     pub(super) fn new(paths: Paths, stage: Arc<Mutex<Option<Stage>>>, mount_type: &str) -> Self {
         Self { paths, stage, mount_type: mount_type.to_owned() }
@@ -94,11 +110,34 @@ impl Demo {
         let source = faults.map_or(directory.clone(), |rules| format!("fault:{rules},{directory}"));
         let mut command = self.command("mount");
         command.arg(source).arg(&mountpoint).args(["-o", &format!("type={mount_type},{options}")]);
+        let said = self.mount_by(command, &mountpoint, name)?;
+        Ok(Volume { store, mountpoint, said })
+    }
+
+    /// Mounts a volume on object storage, from the runtime directory `host`.
+    pub(super) fn mount_url(
+        &self,
+        url: &str,
+        name: &str,
+        host: &str,
+        environment: Vec<(&str, String)>,
+    ) -> Result<Mounted> {
+        let mountpoint = self.path("mnt").join(name);
+        fs::create_dir(&mountpoint).map_err(|error| failed("making a directory", &error))?;
+        let mut command = self.command_of(host, "mount");
+        command.arg(url).arg(&mountpoint).args(["-o", &format!("type={}", self.mount_type)]);
+        command.envs(environment);
+        let said = self.mount_by(command, &mountpoint, name)?;
+        Ok(Mounted { mountpoint, said })
+    }
+
+    /// Mounts by this command, and returns its message.
+    fn mount_by(&self, mut command: Command, mountpoint: &Path, name: &str) -> Result<String> {
         // The demo shows its messages, some of which come at the end of a volume that is given up.
         let log = self.paths.root.join(format!("{name}.log"));
         let file = File::create(&log).map_err(|error| failed("making a log", &error))?;
         command.env("RUST_LOG", "error").stderr(file);
-        self.with(|stage| stage.mountpoints.push(mountpoint.clone()))?;
+        self.with(|stage| stage.mountpoints.push(mountpoint.to_owned()))?;
         let out = self.start(command)?;
         let mut line = String::new();
         BufReader::new(out).read_line(&mut line).map_err(|error| failed("mounting", &error))?;
@@ -106,14 +145,31 @@ impl Demo {
             let why = fs::read_to_string(&log).unwrap_or_default();
             return Err(failed("mounting", &why.trim()));
         };
-        Ok(Volume { store, mountpoint, said: said.trim_start_matches(':').trim().to_owned() })
+        Ok(said.trim_start_matches(':').trim().to_owned())
     }
 
     /// `watertight VERB`, for this demo's volumes.
     pub(super) fn command(&self, verb: &str) -> Command {
+        self.command_of("run", verb)
+    }
+
+    /// The same, with the runtime directory of another host.
+    pub(super) fn command_of(&self, host: &str, verb: &str) -> Command {
         let mut command = Command::new(&self.paths.program);
-        command.arg(verb).env(DIR_VARIABLE, self.paths.root.join("run")).stdin(Stdio::null());
+        command.arg(verb).env(DIR_VARIABLE, self.path(host)).stdin(Stdio::null());
         command
+    }
+
+    /// Another program.
+    pub(super) fn program(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// A path in the demo's directory.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.paths.root.join(name)
     }
 
     /// Runs `watertight VERB… PATH`.
@@ -144,6 +200,29 @@ impl Demo {
         out.map_err(|error| failed("starting a program", &error))
     }
 
+    /// Starts another program that ends with the demo, whose mountpoint goes with it; what it says
+    /// goes into a file.
+    pub(super) fn start_quietly(
+        &self,
+        mut command: Command,
+        mountpoint: Option<&Path>,
+        log: &str,
+    ) -> Result<Started<'_>> {
+        let log = self.path(log);
+        let files = File::create(&log).and_then(|file| Ok((file.try_clone()?, file)));
+        let (out, err) = files.map_err(|error| failed("making a log", &error))?;
+        command.process_group(0).stdout(out).stderr(err);
+        let pid = self.with(|stage| {
+            let child = command.spawn()?;
+            let pid = child.id();
+            stage.mountpoints.extend(mountpoint.map(Path::to_owned));
+            stage.processes.push(child);
+            Ok::<_, io::Error>(pid)
+        })?;
+        let pid = pid.map_err(|error| failed("starting a program", &error))?;
+        Ok(Started { demo: self, pid, log })
+    }
+
     /// Makes a cgroup that goes with the demo.
     pub(super) fn make_cgroup(&self, directory: &Path) -> Result<()> {
         let made = self.with(|stage| {
@@ -156,6 +235,35 @@ impl Demo {
 
     fn with<T>(&self, change: impl FnOnce(&mut Stage) -> T) -> Result<T> {
         self.stage.lock().as_mut().map(change).ok_or_else(|| failed("going on", &"stopped"))
+    }
+}
+
+impl Started<'_> {
+    /// Whether the program has ended.
+    pub(super) fn has_ended(&mut self) -> Result<bool> {
+        let pid = self.pid;
+        self.demo.with(|stage| {
+            let child = stage.processes.iter_mut().find(|child| child.id() == pid);
+            child.is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
+        })
+    }
+
+    /// Ends the program.
+    pub(super) fn end(&mut self) {
+        let pid = self.pid;
+        let _stopped_already = self.demo.with(|stage| {
+            for child in stage.processes.iter_mut().filter(|child| child.id() == pid) {
+                let _gone_already = child.kill();
+                let _reaped = child.wait();
+            }
+        });
+    }
+
+    /// The last line that it has said.
+    pub(super) fn log(&self) -> String {
+        let text = fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it says nothing").shown().to_string()
     }
 }
 

@@ -3,13 +3,26 @@
 use crate::term::console::{Colour, console};
 
 /// For each action, the result without the mechanism, and the result with it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Table {
+    /// What stands above the results without it.
+    without: &'static str,
     rows: Vec<[String; 3]>,
     notes: Vec<String>,
 }
 
+impl Default for Table {
+    fn default() -> Self {
+        Self::beside("without")
+    }
+}
+
 impl Table {
+    /// Results beside those of something else.
+    pub(super) fn beside(without: &'static str) -> Self {
+        Self { without, rows: Vec::new(), notes: Vec::new() }
+    }
+
     /// An action without a comparison has nothing in `without`.
     pub(super) fn row(&mut self, what: &str, without: impl Into<String>, with: impl Into<String>) {
         let without = Some(without.into()).filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
@@ -24,7 +37,7 @@ impl Table {
     pub(super) fn print(&self) {
         let console = console();
         console.print("");
-        console.print(&console.paint(Colour::Bold, &line("", "without", "watertight")));
+        console.print(&console.paint(Colour::Bold, &line("", self.without, "watertight")));
         for [what, without, with] in &self.rows {
             console.print(&line(what, without, with));
         }

@@ -14,7 +14,7 @@ use super::{LARGE, World, pattern};
 use crate::rig::{Out, Rig, run};
 
 /// The names of all objects below a directory, in order.
-fn names(bucket: &Path) -> Vec<String> {
+pub(super) fn names(bucket: &Path) -> Vec<String> {
     let (mut dirs, mut names) = (vec![bucket.to_owned()], Vec::new());
     while let Some(dir) = dirs.pop() {
         for entry in fs::read_dir(dir).into_iter().flatten() {
@@ -418,12 +418,15 @@ fn a_server_that_ignores_conditions_gets_no_volume() {
     assert_eq!(server.names(), ["volume/format", "volume/lease"]);
 }
 
+/// Variables, the exit code, what is said.
+type Case<'a> = (&'a [(&'a str, &'a str)], i32, &'a [&'a str]);
+
 #[test]
 fn servers_and_credentials_that_cannot_be_used() {
     let rig = Rig::new();
     let server = NaiveServer::ignoring(&[]);
     let mnt = rig.mnt.to_str().unwrap();
-    let cases: [(&[(&str, &str)], i32, &[&str]); 5] = [
+    let cases: [Case<'_>; 5] = [
         (&[("AWS_ENDPOINT_URL", "http://127.0.0.1:9")], 1, &["no connection to the server"]),
         (
             &[("AWS_ENDPOINT_URL", "127.0.0.1:9000")],
