@@ -95,11 +95,25 @@ struct State {
 
 #[derive(Debug)]
 struct Sealed {
-    object: Bytes,
-    data_len: usize,
+    content: Content,
     last_seq: Option<u64>,
     is_sent: bool,
     is_there: bool,
+}
+
+/// What an object is made of: as it is sealed, nothing of it changes any more.
+#[derive(Debug, Clone)]
+struct Content {
+    header: Header,
+    data: Bytes,
+    /// Not encoded yet: that is done without the lock.
+    rows: Bytes,
+}
+
+impl Content {
+    fn len(&self) -> usize {
+        HEADER + self.data.len() + self.rows.len()
+    }
 }
 
 impl State {
@@ -130,7 +144,7 @@ impl State {
             let Some(done) = self.sealed.remove(&number) else { break };
             self.durable = number;
             self.durable_seq = done.last_seq.or(self.durable_seq);
-            self.sealed_bytes -= done.object.len();
+            self.sealed_bytes -= done.content.len();
         }
         self.durable > before
     }
@@ -175,8 +189,9 @@ impl CommitLog {
             let range = range.start.checked_sub(HEADER)?..range.end.checked_sub(HEADER)?;
             return Some(Bytes::copy_from_slice(state.data.get(range)?));
         }
-        let sealed = state.sealed.get(&number)?;
-        (range.end <= HEADER + sealed.data_len).then(|| sealed.object.slice(range))
+        let data = &state.sealed.get(&number)?.content.data;
+        let range = range.start.checked_sub(HEADER)?..range.end.checked_sub(HEADER)?;
+        (range.end <= data.len()).then(|| data.slice(range))
     }
 
     /// The epoch of its holder.
@@ -266,12 +281,11 @@ impl CommitLog {
         }
         let number = state.open;
         let header = Header::new(LogKind::Commit, state.epoch, state.nonce, number, state.durable);
-        let (data, rows) = (state.data.split(), state.rows.split());
-        let rows = self.codec.seal(&header.context(), &rows);
-        let object = header.write(&data, &rows);
-        state.sealed_bytes += object.len();
+        let (data, rows) = (state.data.split().freeze(), state.rows.split().freeze());
+        let content = Content { header, data, rows };
+        state.sealed_bytes += content.len();
         let last_seq = state.last_seq.take();
-        let sealed = Sealed { object, data_len: data.len(), last_seq, is_sent: false, is_there: false };
+        let sealed = Sealed { content, last_seq, is_sent: false, is_there: false };
         state.sealed.insert(number, sealed);
         state.open += 1;
         self.send(state);
@@ -284,15 +298,15 @@ impl CommitLog {
         for (&number, sealed) in state.sealed.iter_mut().take_while(|(number, _)| **number <= last) {
             if !sealed.is_sent {
                 sealed.is_sent = true;
-                let (log, object) = (Arc::clone(self), sealed.object.clone());
-                tokio::spawn(async move { log.make(number, object).await });
+                let (log, content) = (Arc::clone(self), sealed.content.clone());
+                tokio::spawn(async move { log.make(number, content).await });
             }
         }
     }
 
     /// Makes an object of the log.
-    async fn make(self: Arc<Self>, number: u64, object: Bytes) {
-        match self.try_make(number, object).await {
+    async fn make(self: Arc<Self>, number: u64, content: Content) {
+        match self.try_make(number, content).await {
             Ok(true) => self.made(number),
             Ok(false) => self.fail(WalError::Fenced),
             Err(error) => self.fail(WalError::Unavailable(Arc::new(error))),
@@ -300,9 +314,14 @@ impl CommitLog {
     }
 
     /// Whether it is there, and this holder's.
-    async fn try_make(&self, number: u64, object: Bytes) -> Result<bool> {
+    async fn try_make(&self, number: u64, content: Content) -> Result<bool> {
         let name = object::name(number);
-        let made = self.bucket.create(&name, PutPayload::from_bytes(object.clone())).await?;
+        let Content { header, data, rows } = content;
+        let rows = self.codec.seal(&header.context(), &rows);
+        let header = header.write(data.len(), rows.len());
+        let parts = [header.clone(), data, rows].into_iter().filter(|part| !part.is_empty());
+        let object = PutPayload::from_iter(parts);
+        let made = self.bucket.create(&name, object).await?;
         if matches!(made, Condition::Met(_)) {
             return Ok(true);
         }
@@ -311,7 +330,7 @@ impl CommitLog {
         }
         // An attempt whose answer was lost may have made it.
         let there = self.bucket.get_range(&name, 0..HEADER as u64).await?;
-        Ok(there[..] == object[..HEADER])
+        Ok(there == header)
     }
 
     fn made(self: &Arc<Self>, number: u64) {

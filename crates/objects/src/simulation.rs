@@ -123,7 +123,7 @@ impl Simulation {
 fn run(seeds: std::ops::Range<u64>) {
     for seed in seeds {
         if let Err(why) = catch_unwind(AssertUnwindSafe(|| Simulation::new(seed).run_all())) {
-            let why = why.downcast_ref::<String>().map(String::as_str);
+            let why = why.downcast_ref::<String>().map(String::as_str).or(why.downcast_ref().copied());
             panic!("seed {seed}: {}", why.unwrap_or("it failed, see above"));
         }
     }

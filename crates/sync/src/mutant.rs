@@ -78,6 +78,9 @@ mod checked {
             assert!(!run.status.success(), "{mutant} survived {test}: {text}");
             let is_meant = objections.iter().any(|objection| text.contains(objection));
             assert!(is_meant, "{mutant} made {test} fail, but not by any of {objections:?}: {text}");
+            // With the seed, where there is one.
+            let said = text.lines().rfind(|line| objections.iter().any(|objection| line.contains(objection)));
+            eprintln!("{}", said.unwrap_or_default());
             eprintln!("CAUGHT: {mutant} by {test}");
         }
     }

@@ -63,7 +63,7 @@ impl LogInit {
             }
             let number = replay.next();
             let next = number + 1 + left_out(self.log.window);
-            let fence = Header::new(LogKind::Fence, epoch, self.nonce, number, next).write(&[], &[]);
+            let fence = Header::new(LogKind::Fence, epoch, self.nonce, number, next).write(0, 0);
             if is_on("log-fence-not-written") && self.log.bucket.get(&object::name(number)).await?.is_none() {
                 return Ok(Some(next));
             }

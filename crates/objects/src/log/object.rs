@@ -48,11 +48,11 @@ impl Header {
         Self { kind, epoch, nonce, number, next, data_len: 0, rows_len: 0 }
     }
 
-    /// The bytes of an object whose data and sealed rows are these.
-    pub(crate) fn write(mut self, data: &[u8], rows: &[u8]) -> Bytes {
-        self.data_len = u32::try_from(data.len()).expect("bounded by the log");
-        self.rows_len = u32::try_from(rows.len()).expect("bounded by the log");
-        let mut out = BytesMut::with_capacity(HEADER + data.len() + rows.len());
+    /// The bytes of the header of an object whose data and sealed rows are so long.
+    pub(crate) fn write(mut self, data_len: usize, rows_len: usize) -> Bytes {
+        self.data_len = u32::try_from(data_len).expect("bounded by the log");
+        self.rows_len = u32::try_from(rows_len).expect("bounded by the log");
+        let mut out = BytesMut::with_capacity(HEADER);
         out.put_u32(MAGIC);
         out.put_u16(VERSION);
         out.put_u16(match self.kind {
@@ -67,8 +67,6 @@ impl Header {
         out.put_u32(self.rows_len);
         out.put_u32(crc(&out));
         out.resize(HEADER, 0);
-        out.put_slice(data);
-        out.put_slice(rows);
         out.freeze()
     }
 

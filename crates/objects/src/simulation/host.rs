@@ -33,6 +33,9 @@ const VERSIONS: u32 = 48;
 /// Steps of one holder: fewer than [`VERSIONS`].
 const STEPS: usize = 40;
 
+/// What a step says of a volume that does not show what its holder did.
+const NOT_THERE: &str = "what the holder itself wrote is not there";
+
 pub(super) fn name(name: &str) -> Name<'_> {
     Name::new(name.as_ref()).expect("a good name")
 }
@@ -142,7 +145,7 @@ impl Volume {
             }
             Err(error) => {
                 let others = self.taken_by_others(taker);
-                assert!(others >= epoch, "nobody else takes the volume, and it does not open: {error}");
+                assert!(others >= epoch, "nobody takes the volume over, and it does not open: {error}");
                 None
             }
         }
@@ -219,7 +222,7 @@ impl Life {
         if let Err(error) = self.hold(&mounted).await {
             let (epoch, others) =
                 (self.taker.progress.lock().epoch, self.volume.taken_by_others(&self.taker));
-            assert!(others > epoch, "nobody has taken the volume over, and it fails: {error}");
+            assert!(others > epoch, "nobody takes the volume over, and it fails: {error}");
             let again = self.change_and_sync(mounted.tree()).await;
             assert!(again.is_err(), "a holder that has failed acknowledges again");
         }
@@ -269,7 +272,8 @@ impl Life {
             Err(error) => return Err(error),
         };
         let taker = Arc::clone(&self.taker);
-        match (self.random.below(12), there) {
+        assert_eq!(there.is_some(), taker.model(|model| model.has(file)), "{NOT_THERE}");
+        match (self.random.below(14), there) {
             (0..3, None) => {
                 taker.model(|model| model.begin_create(file));
                 let made = tree.make(ROOT, name(file), FILE, 0o644, CREATOR).await?;
@@ -308,11 +312,13 @@ impl Life {
             }
             (9, _) => {
                 let seen = observe(tree).await?;
-                assert_eq!(
-                    seen,
-                    taker.model(|model| model.now()),
-                    "what the holder itself wrote is not there"
-                );
+                assert_eq!(seen, taker.model(|model| model.now()), "{NOT_THERE}");
+            }
+            // In place: rounds of a file may be on their way at a time.
+            (10 | 11, Some(pin)) => {
+                if let Some(content) = taker.model(|model| model.begin_overwrite(file)) {
+                    tree.write_at(&pin, &[IoSlice::new(&content.bytes())], 0).await?;
+                }
             }
             (_, Some(pin)) => {
                 let size = SIZES[self.random.below(SIZES.len())];

@@ -124,6 +124,21 @@ impl Model {
         content
     }
 
+    /// A write over all that a file holds; `None`: it holds nothing.
+    pub(super) fn begin_overwrite(&mut self, name: &str) -> Option<Content> {
+        let file = self.names()[name];
+        let versions = &mut self.files[file].versions;
+        let len = versions.last().map(|content| content.len).filter(|len| *len > 0)?;
+        self.version += 1;
+        let content = Content { version: self.version, len };
+        versions.push(content);
+        Some(content)
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.names().contains_key(name)
+    }
+
     pub(super) fn mark(&self) -> Mark {
         let versions = self.files.iter().map(|file| file.versions.len()).collect();
         Mark { step: self.history.len().saturating_sub(1), versions }
