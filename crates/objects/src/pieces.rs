@@ -76,6 +76,11 @@ impl Pieces {
         }
     }
 
+    /// Whether any begins before `size`.
+    pub(crate) fn have_before(&self, size: u64) -> bool {
+        self.by_start.range(..size).next().is_some()
+    }
+
     /// Drops what lies behind `size` and no round has taken.
     pub(crate) fn cut_current(&mut self, size: u64) {
         let current = self.current;

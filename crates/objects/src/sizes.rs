@@ -19,17 +19,34 @@ use crate::tree::{Tree, now};
 impl Tree {
     /// Changes a file's size.
     pub(crate) async fn set_size(self: &Arc<Self>, pin: &Pin, size: u64) -> Result<()> {
-        let op = "set size";
-        {
-            let mut state = pin.lock().await?;
-            may_have_data(&state, op)?;
-            end_of(size, 0, op)?;
-            // What no round has taken need not be written first.
-            state.pieces.cut_current(size);
-        }
-        let mut state = self.lock_settled(pin).await?;
+        end_of(size, 0, "set size")?;
+        let mut state = self.lock_to_cut(pin, size).await?;
+        // With the extents, under one lock: an fsync or a read beside this finds what was written
+        // before, or the truncated file, and nothing older.
+        state.pieces.cut_current(size);
         (state.row.mtime, state.row.ctime) = (now(), now());
-        self.cut_behind(pin, &mut state, size, false).await
+        self.cut_behind(pin, &mut state, size, false).await?;
+        // An empty round gives the memory back of what was cut.
+        self.settle(pin, &mut state);
+        Ok(())
+    }
+
+    /// Locks a file of whose data only what lies behind `size` has no extents: that need not be
+    /// written first.
+    async fn lock_to_cut(self: &Arc<Self>, pin: &Pin, size: u64) -> Result<Locked> {
+        loop {
+            let mut state = pin.lock().await?;
+            may_have_data(&state, "set size")?;
+            let mut rounds = state.pieces.rounds();
+            if *pin.ended.borrow() >= rounds {
+                if !state.pieces.have_before(size) {
+                    return Ok(state);
+                }
+                rounds = self.settle(pin, &mut state);
+            }
+            drop(state);
+            self.wait_for(pin, rounds).await?;
+        }
     }
 
     /// Goes on with a truncation to `size` that a crash has interrupted.
