@@ -46,7 +46,8 @@ export WATERTIGHT_MUTANT=NAME WATERTIGHT_SCHEDULES=50000
 ```
 
 and then the command of its checker below, with `-- --exact TEST` as its end. All tests of a
-checker, with all mutants, as `.ci/run` runs them:
+checker, with all mutants; `.ci/run` runs them, but for those of `watertight-objects`, whose
+dependencies take minutes to build:
 ";
 
 /// The page.
@@ -114,7 +115,9 @@ fn commands(all: &[(&Mutant, &Catch)]) -> String {
     let mut text = "\n```sh\n".to_owned();
     for ((checker, are_unit_tests), targets) in runs {
         let mut words = Vec::new();
-        words.extend(checker.flags().map(|flags| format!("RUSTFLAGS=\"{flags}\"")));
+        words.extend(checker.variable().map(|(name, value)| {
+            if value.contains(' ') { format!("{name}=\"{value}\"") } else { format!("{name}={value}") }
+        }));
         words.push("cargo test".to_owned());
         let packages: BTreeSet<&str> = targets.iter().map(|target| target.package.as_str()).collect();
         words.extend(packages.iter().map(|package| format!("-p {package}")));

@@ -27,9 +27,14 @@ impl Checker {
         }
     }
 
-    /// The flags for rustc, if the build has any.
-    pub(crate) fn flags(self) -> Option<String> {
-        (self != Self::Plain).then(|| format!("--cfg {}", self.name()))
+    /// The variable of cargo, and its value, by which the build has its `--cfg`. Loom's own crate
+    /// wants it too; for shuttle the workspace's crates are enough.
+    pub(crate) fn variable(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Loom => Some(("RUSTFLAGS", "--cfg loom")),
+            Self::Shuttle => Some(("RUSTC_WORKSPACE_WRAPPER", "tests/with-shuttle")),
+            Self::Plain => None,
+        }
     }
 
     /// The option for its profile, if it needs one: loom's search takes minutes without.

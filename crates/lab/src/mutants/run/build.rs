@@ -108,9 +108,7 @@ fn cargo(
     let below = checker.directory().map_or_else(|| below.clone().into(), |name| Path::new(&below).join(name));
     command.arg("--target-dir").arg(below);
     command.env_remove("CARGO_ENCODED_RUSTFLAGS").env_remove(super::MUTANT);
-    if let Some(flags) = checker.flags() {
-        command.env("RUSTFLAGS", flags);
-    }
+    command.envs(checker.variable());
     eprintln!("lab: mutants: builds the tests for {checker}");
     let output =
         command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("cannot run cargo")?;
