@@ -131,7 +131,7 @@ impl ExtentChange {
         for end in self.removed() {
             batch.delete(extent_key(ino, end));
         }
-        for extent in self.new() {
+        for extent in self.added() {
             batch.put(extent_key(ino, extent.end()), rows::to_bytes(&extent.row));
         }
         batch.totals.bytes += self.allocated;
@@ -140,14 +140,14 @@ impl ExtentChange {
     /// Changes what is known of the file's extents.
     pub(crate) fn apply(&self, extents: &mut FileExtents) {
         self.removed().for_each(|end| extents.remove(end));
-        self.new().for_each(|extent| extents.insert(extent.clone()));
+        self.added().for_each(|extent| extents.insert(extent.clone()));
     }
 
     fn removed(&self) -> impl Iterator<Item = u64> + '_ {
         self.before.keys().copied().filter(|end| !self.now.contains_key(end))
     }
 
-    fn new(&self) -> impl Iterator<Item = &Extent> + '_ {
+    fn added(&self) -> impl Iterator<Item = &Extent> + '_ {
         self.now.values().filter(|extent| self.before.get(&extent.end()) != Some(extent))
     }
 }
