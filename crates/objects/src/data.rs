@@ -10,7 +10,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use store::{ErrorKind, Result};
+use store::{Error, ErrorKind, Result};
 use sync::mutant::is_on;
 
 use crate::engine::Batch;
@@ -56,7 +56,8 @@ impl Tree {
         let is_tight = self.pending.take(len as u64).await?;
         let mut data = BytesMut::with_capacity(len);
         bufs.iter().for_each(|buf| data.extend_from_slice(buf));
-        let mut state = match pin.lock().await {
+        let locked = pin.lock().await.and_then(|state| check_whole(&state, "write").map(|()| state));
+        let mut state = match locked {
             Ok(state) => state,
             Err(error) => {
                 self.pending.give(len as u64);
@@ -68,7 +69,7 @@ impl Tree {
         (state.row.mtime, state.row.ctime) = (now(), now());
         self.pending.add(pin);
         if state.pieces.bytes() >= ROUND_BYTES || state.pieces.writes() >= ROUND_WRITES {
-            self.settle(pin, &mut state);
+            self.settle(pin, &mut state, false);
         }
         drop(state);
         if is_tight {
@@ -88,13 +89,14 @@ impl Tree {
     }
 
     /// Begins a round if there is data for it; returns how many rounds have to end until all that
-    /// was written by now has its extents.
-    pub(crate) fn settle(self: &Arc<Self>, pin: &Pin, state: &mut Locked) -> u64 {
+    /// was written by now has its extents. One that is awaited makes its segments at once: those
+    /// that are not take turns.
+    pub(crate) fn settle(self: &Arc<Self>, pin: &Pin, state: &mut Locked, is_awaited: bool) -> u64 {
         if let Some(round) = state.pieces.take() {
             let (tree, pin) = (Arc::clone(self), pin.clone());
             self.runtime.spawn(async move {
                 let bytes = round.bytes;
-                match tree.run_round(&pin, round).await {
+                match tree.run_round(&pin, round, is_awaited).await {
                     Ok(()) => tree.pending.give(bytes),
                     Err(error) => tree.pending.fail(error),
                 }
@@ -108,7 +110,7 @@ impl Tree {
         let mut rounds = Vec::new();
         for pin in self.pending.files() {
             let mut state = pin.lock().await?;
-            let round = self.settle(&pin, &mut state);
+            let round = self.settle(&pin, &mut state, false);
             drop(state);
             rounds.push((pin, round));
         }
@@ -132,7 +134,7 @@ impl Tree {
     /// Gives all data of a file that was written by now its extents.
     pub(crate) async fn settled(self: &Arc<Self>, pin: &Pin) -> Result<()> {
         let mut state = pin.lock().await?;
-        let rounds = self.settle(pin, &mut state);
+        let rounds = self.settle(pin, &mut state, true);
         drop(state);
         self.wait_for(pin, rounds).await
     }
@@ -141,7 +143,7 @@ impl Tree {
     pub(crate) async fn lock_settled(self: &Arc<Self>, pin: &Pin) -> Result<Locked> {
         loop {
             let mut state = pin.lock().await?;
-            let rounds = self.settle(pin, &mut state);
+            let rounds = self.settle(pin, &mut state, true);
             if *pin.ended.borrow() >= rounds {
                 return Ok(state);
             }
@@ -150,12 +152,13 @@ impl Tree {
         }
     }
 
-    async fn run_round(self: &Arc<Self>, pin: &Pin, round: Taken) -> Result<()> {
+    async fn run_round(self: &Arc<Self>, pin: &Pin, round: Taken, is_awaited: bool) -> Result<()> {
         let len: usize = round.pieces.iter().map(|(_, data)| data.len()).sum();
         let stored = if len > SMALL_BYTES_MAX {
             // Its data is in memory twice until it is encoded, and then encoded until it is there.
             // The turn ends before the wait for an earlier round, which may need one.
-            let turn = self.uploads.acquire().await.map_err(|_| given_up())?;
+            let turn =
+                if is_awaited { None } else { Some(self.uploads.acquire().await.map_err(|_| given_up())?) };
             let mut stored = Vec::new();
             for part in in_segments(extents_of(round.pieces)) {
                 stored.extend(self.segments.put_bulk(pin.ino, part).await?);
@@ -174,7 +177,7 @@ impl Tree {
             stored
         };
         let mut state = pin.lock().await?;
-        self.know_extents(pin.ino).await?;
+        self.know_extents(pin.ino).await;
         let mut change = ExtentChange::default();
         for (start, stored) in stored {
             let row = ExtentRow { len: u64::from(stored.len), data: Some((stored, 0)) };
@@ -286,6 +289,15 @@ impl Tree {
         }
         Ok(())
     }
+}
+
+/// Refuses to change a file of which a truncation has taken a part.
+pub(crate) fn check_whole(state: &Locked, op: &'static str) -> Result<()> {
+    if state.is_cut_in_part {
+        let why = "a truncation of this file has failed half-way: truncate it again first";
+        return Err(Error::with(ErrorKind::Io, op, why));
+    }
+    Ok(())
 }
 
 pub(crate) fn may_have_data(state: &Locked, op: &'static str) -> Result<()> {

@@ -154,15 +154,15 @@ impl ExtentChange {
 
 impl Tree {
     /// Reads what is not known of a file's extents, so that its changes find them. The caller has
-    /// the inode locked.
-    pub(crate) async fn know_extents(&self, ino: u64) -> Result<()> {
+    /// the inode locked. Where they cannot all be read nothing is kept, and a change reads its own.
+    pub(crate) async fn know_extents(&self, ino: u64) {
         if self.extent_cache.is_known(ino) {
-            return Ok(());
+            return;
         }
         let mut known = FileExtents::default();
         let mut from = 0;
         loop {
-            let found = overlapping(&*self.engine, ino, (from, u64::MAX), BATCH).await?;
+            let Ok(found) = overlapping(&*self.engine, ino, (from, u64::MAX), BATCH).await else { return };
             let is_last = found.len() < BATCH;
             from = found.last().map_or(from, Extent::end);
             found.into_iter().for_each(|extent| known.insert(extent));
@@ -171,7 +171,6 @@ impl Tree {
             }
         }
         self.extent_cache.give(ino, Known::All(known));
-        Ok(())
     }
 
     /// The extents of a file that lie in a range, `max` at most.

@@ -3,6 +3,8 @@
 //! A `format` that ended in between is finished by the next one with the same options. Where there is
 //! a volume nothing is overwritten; only a lease that is missing is made.
 
+use std::time::Duration;
+
 use store::{Error, ErrorKind, Result};
 
 use crate::bucket::Bucket;
@@ -14,13 +16,24 @@ use crate::wrapped_key::WrappedKey;
 /// Names that are looked at, to find one of a volume that was mounted.
 const LOOKED_AT: usize = 1_000;
 
+/// How often a lease that is missing is looked for before the format counts as ended.
+const LOOKS: u32 = 8;
+const PAUSE: Duration = Duration::from_millis(500);
+
 /// Makes a volume; `key` is the user's that `options` are encrypted with.
 ///
 /// # Errors
 /// As [`format::create`].
 pub(crate) async fn make(bucket: &Bucket, options: Options, key: Option<&UserKey>) -> Result<Format> {
     match format::create(bucket, options.clone()).await {
-        Ok(made) => Lease::create_free(bucket).await.map(|_| made),
+        Ok(made) => match Lease::create_free(bucket).await? {
+            Created::New => Ok(made),
+            Created::Exists => Err(Error::with(
+                ErrorKind::Exists,
+                "format",
+                format!("{}: another `format` has finished the volume ({})", bucket.url(), made.uuid),
+            )),
+        },
         Err(error) if error.kind() == ErrorKind::Exists => finish(bucket, &options, key, error).await,
         Err(error) => Err(error),
     }
@@ -28,8 +41,12 @@ pub(crate) async fn make(bucket: &Bucket, options: Options, key: Option<&UserKey
 
 /// Finishes what an earlier format began; `exists` is the refusal where there is nothing to finish.
 async fn finish(bucket: &Bucket, options: &Options, key: Option<&UserKey>, exists: Error) -> Result<Format> {
-    if Lease::is_there(bucket).await? {
-        return Err(exists);
+    // One that is at work makes the lease in a moment.
+    for _ in 0..LOOKS {
+        if Lease::is_there(bucket).await? {
+            return Err(exists);
+        }
+        tokio::time::sleep(PAUSE).await;
     }
     let format = format::read(bucket).await?;
     let refused = |why: String| Err(Error::with(ErrorKind::Exists, "format", why));
@@ -94,7 +111,7 @@ mod tests {
         error.detail().unwrap().to_owned()
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_format_that_ended_early_is_finished_by_the_next() {
         let bucket = bucket("early");
         let options = Options { uuid: Uuid::random().unwrap(), ..Options::default() };
@@ -115,7 +132,7 @@ mod tests {
         assert!(why.contains("there is a volume already"), "{why}");
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn an_encrypted_one_is_finished_with_its_key_only() {
         let bucket = bucket("encrypted");
         let (user, other) = (UserKey(DataKey::random().0), UserKey(DataKey::random().0));
@@ -127,7 +144,7 @@ mod tests {
         assert_eq!(make(&bucket, encrypted(&user), Some(&user)).await.unwrap(), begun);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn where_data_is_only_a_missing_lease_is_made() {
         let bucket = bucket("data");
         let made = make(&bucket, Options::default(), None).await.unwrap();

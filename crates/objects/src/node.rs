@@ -49,11 +49,14 @@ pub(crate) struct State {
     pub(crate) pieces: Pieces,
     /// Has no name, and may get its first.
     pub(crate) is_tmpfile: bool,
+    /// A truncation has taken a part of what lies behind the size, and not the rest.
+    pub(crate) is_cut_in_part: bool,
 }
 
 impl State {
     pub(crate) fn new(row: InodeRow) -> Self {
-        Self { stored_size: row.size, row, pieces: Pieces::default(), is_tmpfile: false }
+        let (pieces, stored_size) = (Pieces::default(), row.size);
+        Self { row, stored_size, pieces, is_tmpfile: false, is_cut_in_part: false }
     }
 
     /// The row for the engine.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use store::{AllocateMode, ErrorKind, Result, Seek};
 
-use crate::data::{end_of, may_have_data};
+use crate::data::{check_whole, end_of, may_have_data};
 use crate::engine::Batch;
 use crate::extents::ExtentChange;
 use crate::node::Pin;
@@ -40,7 +40,8 @@ impl Tree {
         let end = end_of(offset, len, op)?;
         let mut state = self.lock_settled(pin).await?;
         may_have_data(&state, op)?;
-        self.know_extents(pin.ino).await?;
+        check_whole(&state, op)?;
+        self.know_extents(pin.ino).await;
         (state.row.mtime, state.row.ctime) = (now(), now());
         let mut at = offset;
         // In one batch, unless there are very many extents.
@@ -121,7 +122,8 @@ impl Tree {
         self.check_space(len)?;
         let mut state = self.lock_settled(dst).await?;
         may_have_data(&state, op)?;
-        self.know_extents(dst.ino).await?;
+        check_whole(&state, op)?;
+        self.know_extents(dst.ino).await;
         let mut change = ExtentChange::default();
         let end = change.load_some(self, dst.ino, (dst_offset, dst_offset + len)).await?;
         len = end - dst_offset;

@@ -11,6 +11,7 @@ use store::Result;
 
 use crate::data::{end_of, may_have_data};
 use crate::engine::Batch;
+use crate::extent_cache::{FileExtents, Known};
 use crate::extents::ExtentChange;
 use crate::node::{Locked, Pin};
 use crate::rows;
@@ -21,13 +22,10 @@ impl Tree {
     pub(crate) async fn set_size(self: &Arc<Self>, pin: &Pin, size: u64) -> Result<()> {
         end_of(size, 0, "set size")?;
         let mut state = self.lock_to_cut(pin, size).await?;
-        // With the extents, under one lock: an fsync or a read beside this finds what was written
-        // before, or the truncated file, and nothing older.
-        state.pieces.cut_current(size);
         (state.row.mtime, state.row.ctime) = (now(), now());
-        self.cut_behind(pin, &mut state, size, false).await?;
+        self.cut_behind(pin, &mut state, size).await?;
         // An empty round gives the memory back of what was cut.
-        self.settle(pin, &mut state);
+        self.settle(pin, &mut state, true);
         Ok(())
     }
 
@@ -42,7 +40,7 @@ impl Tree {
                 if !state.pieces.have_before(size) {
                     return Ok(state);
                 }
-                rounds = self.settle(pin, &mut state);
+                rounds = self.settle(pin, &mut state, true);
             }
             drop(state);
             self.wait_for(pin, rounds).await?;
@@ -54,25 +52,37 @@ impl Tree {
         let size = size.try_into().map_err(|_| rows::corrupted("an orphan"))?;
         let pin = self.pin(ino);
         let mut state = pin.lock().await?;
-        self.cut_behind(&pin, &mut state, u64::from_be_bytes(size), true).await
+        state.is_cut_in_part = true;
+        self.cut_behind(&pin, &mut state, u64::from_be_bytes(size)).await
     }
 
-    async fn cut_behind(&self, pin: &Pin, state: &mut Locked, size: u64, mut is_marked: bool) -> Result<()> {
-        (state.row.size, state.stored_size) = (size, size);
-        self.know_extents(pin.ino).await?;
+    /// One that fails with its first part has changed nothing; later, the file is marked, and stays
+    /// as it is until a truncation has gone through.
+    async fn cut_behind(&self, pin: &Pin, state: &mut Locked, size: u64) -> Result<()> {
+        self.know_extents(pin.ino).await;
         loop {
             let (mut change, mut batch) = (ExtentChange::default(), Batch::default());
             let loaded = change.load_some(self, pin.ino, (size, u64::MAX)).await?;
             change.cut(size, loaded);
             let is_last = loaded == u64::MAX;
-            if is_last && is_marked {
-                batch.delete(rows::orphan_key(pin.ino));
-            } else if !is_last && !is_marked && state.row.nlink > 0 {
-                batch.put(rows::orphan_key(pin.ino), size.to_be_bytes().to_vec().into());
-                is_marked = true;
+            // With the extents, under one lock: an fsync or a read beside this finds what was written
+            // before, or the truncated file, and nothing older.
+            state.pieces.cut_current(size);
+            (state.row.size, state.stored_size) = (size, size);
+            if state.row.nlink > 0 {
+                if !is_last {
+                    batch.put(rows::orphan_key(pin.ino), size.to_be_bytes().to_vec().into());
+                } else if state.is_cut_in_part {
+                    batch.delete(rows::orphan_key(pin.ino));
+                }
             }
+            state.is_cut_in_part = !is_last;
             self.write_extents(pin, state, change, batch).await?;
             if is_last {
+                if size == 0 {
+                    // Also where there were too many to be known.
+                    self.extent_cache.give(pin.ino, Known::All(FileExtents::default()));
+                }
                 return Ok(());
             }
         }

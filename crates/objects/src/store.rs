@@ -52,6 +52,14 @@ impl BucketStore {
         wait(&self.runtime, future)
     }
 
+    /// The tree, for a change. Of a volume that is only read nothing is changed, in memory neither.
+    fn changing(&self, op: &'static str) -> Result<&Arc<Tree>> {
+        if self.mounted.is_read_only() {
+            return Err(Error::new(ErrorKind::ReadOnly, op));
+        }
+        Ok(&self.tree)
+    }
+
     fn file(&self, pin: Pin) -> Arc<BucketFile> {
         Arc::new(BucketFile { tree: Arc::clone(&self.tree), pin, runtime: self.runtime.clone() })
     }
@@ -92,16 +100,16 @@ impl Store for BucketStore {
     }
 
     fn set_attr(&self, id: ObjectId, set: &SetAttr) -> Result<Attr> {
-        self.wait(self.tree.set_attr(id, set))
+        self.wait(self.changing("set attr")?.set_attr(id, set))
     }
 
     fn create(&self, parent: ObjectId, name: Name<'_>, perm: u32, creator: Creator) -> Result<Created> {
         let what = NewNode::Special { kind: FileType::Regular, rdev: 0 };
-        self.created(self.wait(self.tree.make(parent, name, what, perm, creator))?)
+        self.created(self.wait(self.changing("make")?.make(parent, name, what, perm, creator))?)
     }
 
     fn tmpfile(&self, parent: ObjectId, perm: u32, creator: Creator) -> Result<Created> {
-        self.created(self.wait(self.tree.tmpfile(parent, perm, creator))?)
+        self.created(self.wait(self.changing("tmpfile")?.tmpfile(parent, perm, creator))?)
     }
 
     fn make(
@@ -112,19 +120,19 @@ impl Store for BucketStore {
         perm: u32,
         creator: Creator,
     ) -> Result<Entry> {
-        self.wait(self.tree.make(parent, name, what, perm, creator))
+        self.wait(self.changing("make")?.make(parent, name, what, perm, creator))
     }
 
     fn link(&self, id: ObjectId, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
-        self.wait(self.tree.link(id, parent, name))
+        self.wait(self.changing("link")?.link(id, parent, name))
     }
 
     fn unlink(&self, parent: ObjectId, name: Name<'_>) -> Result<()> {
-        self.wait(self.tree.remove(parent, name, false))
+        self.wait(self.changing("unlink")?.remove(parent, name, false))
     }
 
     fn rmdir(&self, parent: ObjectId, name: Name<'_>) -> Result<()> {
-        self.wait(self.tree.remove(parent, name, true))
+        self.wait(self.changing("rmdir")?.remove(parent, name, true))
     }
 
     fn rename(
@@ -135,7 +143,7 @@ impl Store for BucketStore {
         new_name: Name<'_>,
         flags: RenameFlags,
     ) -> Result<()> {
-        self.wait(self.tree.rename(parent, name, new_parent, new_name, flags))
+        self.wait(self.changing("rename")?.rename(parent, name, new_parent, new_name, flags))
     }
 
     fn read_link(&self, id: ObjectId) -> Result<OsString> {
@@ -173,7 +181,7 @@ impl Store for BucketStore {
     fn copy_range(&self, src: ObjectId, src_off: u64, dst: ObjectId, dst_off: u64, len: u64) -> Result<u64> {
         let op = "copy range";
         let (src, dst) = (self.tree.pin_used(src.0, op)?, self.tree.pin_used(dst.0, op)?);
-        self.wait(self.tree.copy_range((&src, src_off), (&dst, dst_off), len))
+        self.wait(self.changing(op)?.copy_range((&src, src_off), (&dst, dst_off), len))
     }
 
     fn get_xattr(&self, id: ObjectId, name: &OsStr) -> Result<Vec<u8>> {
@@ -181,7 +189,7 @@ impl Store for BucketStore {
     }
 
     fn set_xattr(&self, id: ObjectId, name: &OsStr, value: &[u8], how: SetXattr) -> Result<()> {
-        self.wait(self.tree.set_xattr(id, name, value, how))
+        self.wait(self.changing("set xattr")?.set_xattr(id, name, value, how))
     }
 
     fn list_xattr(&self, id: ObjectId) -> Result<Vec<u8>> {
@@ -189,7 +197,7 @@ impl Store for BucketStore {
     }
 
     fn remove_xattr(&self, id: ObjectId, name: &OsStr) -> Result<()> {
-        self.wait(self.tree.remove_xattr(id, name))
+        self.wait(self.changing("remove xattr")?.remove_xattr(id, name))
     }
 
     fn path_of(&self, id: ObjectId) -> Option<PathBuf> {

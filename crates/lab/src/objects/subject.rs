@@ -118,7 +118,12 @@ impl Subject {
                     .args(["lsf", "--recursive", "--files-only", remote])
                     .args(flags)
                     .output()?;
-                // A directory that is not there yet is an error.
+                // A directory that is not there yet ends it with 3.
+                ensure!(
+                    listed.status.success() || listed.status.code() == Some(3),
+                    "rclone lsf: {}",
+                    String::from_utf8_lossy(&listed.stderr).trim()
+                );
                 Ok(String::from_utf8_lossy(&listed.stdout).lines().count() as u64)
             }
         }
