@@ -14,8 +14,8 @@ use crate::term::problem::Result;
 
 /// The bucket's name.
 const NAME: &str = "watertight";
-/// The access key and its secret, of this demo alone.
-const KEY: (&str, &str) = ("watertight", "watertight-demo");
+/// The access key. Its secret is each run's own; moto and weed ask for none.
+const ACCESS_KEY: &str = "watertight";
 /// How long a server may take until it answers.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The pause between two tries.
@@ -38,10 +38,8 @@ const SERVERS: [Server; 4] = [
         program: "versitygw",
         ports: 1,
         arguments: |ports, data| {
-            let (access, secret) = KEY;
             let port = format!("127.0.0.1:{}", ports[0]);
-            let words = ["--port", &port, "--access", access, "--secret", secret, "posix"];
-            words.iter().map(ToString::to_string).chain([data.to_owned()]).collect()
+            ["--port", &port, "posix", data].map(str::to_owned).into()
         },
         is_bucket_directory: true,
     },
@@ -58,10 +56,9 @@ const SERVERS: [Server; 4] = [
         program: "weed",
         ports: 8,
         arguments: |ports, data| {
-            let mut words: Vec<String> =
-                ["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-volume.max=20", "-s3"]
-                    .map(str::to_owned)
-                    .into();
+            let words = "-logtostderr server -ip=127.0.0.1 -ip.bind=127.0.0.1 -volume.max=20 -s3 \
+                         -s3.port.iceberg=0 -s3.port.lance=0";
+            let mut words: Vec<String> = words.split(' ').map(str::to_owned).collect();
             words.push(format!("-dir={data}"));
             let names = [
                 "s3.port",
@@ -89,10 +86,11 @@ const SERVERS: [Server; 4] = [
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) enum Bucket {
-    /// A server's program, and its port.
+    /// A server's program, its port, and the secret of its access key.
     Server {
         program: &'static str,
         port: u16,
+        secret: String,
     },
     Directory(String),
 }
@@ -100,11 +98,12 @@ pub(super) enum Bucket {
 impl Bucket {
     /// Starts the first server that answers, and says what it is.
     pub(super) fn start(demo: &Demo) -> Result<Self> {
+        let secret = secret().map_err(|error| failed("making a key", &error))?;
         for server in &SERVERS {
             let Some(path) = in_path(server.program) else { continue };
             let what = format!("starting {}", server.program);
-            match progress::waiting_for(&what, "it", || server.start(demo, &path)) {
-                Ok(port) => return Ok(Self::Server { program: server.program, port }),
+            match progress::waiting_for(&what, "it", || server.start(demo, &path, &secret)) {
+                Ok(port) => return Ok(Self::Server { program: server.program, port, secret }),
                 Err(why) => step(&format!("{} is installed and does not start: {why}", server.program)),
             }
         }
@@ -118,7 +117,7 @@ impl Bucket {
     /// In words.
     pub(super) fn describe(&self) -> String {
         match self {
-            Self::Server { program, port } => format!("a bucket of {program} on 127.0.0.1:{port}"),
+            Self::Server { program, port, .. } => format!("a bucket of {program} on 127.0.0.1:{port}"),
             Self::Directory(_) => "a directory in place of a bucket".to_owned(),
         }
     }
@@ -134,10 +133,10 @@ impl Bucket {
     /// What programs that speak S3 need.
     pub(super) fn environment(&self) -> Vec<(&'static str, String)> {
         match self {
-            Self::Server { port, .. } => vec![
+            Self::Server { port, secret, .. } => vec![
                 ("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")),
-                ("AWS_ACCESS_KEY_ID", KEY.0.to_owned()),
-                ("AWS_SECRET_ACCESS_KEY", KEY.1.to_owned()),
+                ("AWS_ACCESS_KEY_ID", ACCESS_KEY.to_owned()),
+                ("AWS_SECRET_ACCESS_KEY", secret.clone()),
                 ("AWS_REGION", "us-east-1".to_owned()),
             ],
             Self::Directory(_) => Vec::new(),
@@ -146,14 +145,14 @@ impl Bucket {
 
     /// What rclone needs to know of the remote `demo:`.
     pub(super) fn rclone_environment(&self) -> Vec<(&'static str, String)> {
-        let Self::Server { port, .. } = self else { return Vec::new() };
+        let Self::Server { port, secret, .. } = self else { return Vec::new() };
         let endpoint = format!("http://127.0.0.1:{port}");
         [
             ("RCLONE_CONFIG_DEMO_TYPE", "s3"),
             ("RCLONE_CONFIG_DEMO_PROVIDER", "Other"),
             ("RCLONE_CONFIG_DEMO_ENDPOINT", &endpoint),
-            ("RCLONE_CONFIG_DEMO_ACCESS_KEY_ID", KEY.0),
-            ("RCLONE_CONFIG_DEMO_SECRET_ACCESS_KEY", KEY.1),
+            ("RCLONE_CONFIG_DEMO_ACCESS_KEY_ID", ACCESS_KEY),
+            ("RCLONE_CONFIG_DEMO_SECRET_ACCESS_KEY", secret),
             ("RCLONE_CONFIG_DEMO_FORCE_PATH_STYLE", "true"),
         ]
         .map(|(name, value)| (name, value.to_owned()))
@@ -171,26 +170,31 @@ impl Bucket {
 
 impl Server {
     /// Starts it and makes the bucket; returns its port.
-    fn start(&self, demo: &Demo, program: &Path) -> Result<u16> {
+    fn start(&self, demo: &Demo, program: &Path, secret: &str) -> Result<u16> {
         let data = demo.path(self.program);
         let directory = if self.is_bucket_directory { data.join(NAME) } else { data.clone() };
         let ports = fs::create_dir_all(directory).and_then(|()| free_ports(self.ports));
         let ports = ports.map_err(|error| failed("making its directory", &error))?;
         let mut command: Command = demo.program(program);
-        command.args((self.arguments)(&ports, text(&data)?)).current_dir(&data).env("HOME", &data);
-        command.env("MINIO_ROOT_USER", KEY.0).env("MINIO_ROOT_PASSWORD", KEY.1);
+        command.args((self.arguments)(&ports, text(&data)?)).current_dir(&data);
+        command.env("HOME", &data).env("TMPDIR", &data);
+        // In the environment, which others cannot read.
+        command.env("ROOT_ACCESS_KEY", ACCESS_KEY).env("ROOT_SECRET_KEY", secret);
+        command.env("MINIO_ROOT_USER", ACCESS_KEY).env("MINIO_ROOT_PASSWORD", secret);
         command.env("MINIO_BROWSER", "off").env("MINIO_UPDATE", "off");
         let mut process = demo.start_quietly(command, None, &format!("{}.log", self.program))?;
         let until = Instant::now() + PATIENCE;
         loop {
             let answer = make_bucket(ports[0]);
+            // Else somebody else has the port.
+            let runs = !process.has_ended()?;
             match answer {
                 // It is a directory, which only its owner may make.
-                Ok(_) if self.is_bucket_directory => return Ok(ports[0]),
-                Ok(200 | 409) => return Ok(ports[0]),
+                Ok(_) if runs && self.is_bucket_directory => return Ok(ports[0]),
+                Ok(200 | 409) if runs => return Ok(ports[0]),
                 _ => {}
             }
-            if Instant::now() > until || process.has_ended()? {
+            if Instant::now() > until || !runs {
                 process.end();
                 let last = answer.map_or_else(|error| error.to_string(), |status| format!("status {status}"));
                 return Err(failed(self.program, &format!("{last}; {}", process.log())));
@@ -199,6 +203,13 @@ impl Server {
             std::thread::sleep(PAUSE);
         }
     }
+}
+
+/// A secret that nobody can guess.
+fn secret() -> io::Result<String> {
+    let mut random = [0_u8; 16];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(random)))
 }
 
 /// A path, for another program and for a URL.

@@ -155,15 +155,22 @@ impl Demo {
 
     /// The same, with the runtime directory of another host.
     pub(super) fn command_of(&self, host: &str, verb: &str) -> Command {
-        let mut command = Command::new(&self.paths.program);
-        command.arg(verb).env(DIR_VARIABLE, self.path(host)).stdin(Stdio::null());
+        let mut command = self.program(&self.paths.program);
+        command.arg(verb).env(DIR_VARIABLE, self.path(host));
         command
     }
 
-    /// Another program.
+    /// A program, which is told nothing of the services that the caller uses.
     pub(super) fn program(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.stdin(Stdio::null());
+        let is_of_a_service = |name: &str| {
+            let name = name.to_ascii_lowercase();
+            name.starts_with("aws_") || name.starts_with("rclone_") || name.ends_with("_proxy")
+        };
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_of_a_service)) {
+            command.env_remove(name);
+        }
         command
     }
 
