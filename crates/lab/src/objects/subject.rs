@@ -3,12 +3,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
 use super::bucket::Server;
 use crate::child::Server as Process;
 use crate::control::known;
+
+/// How long a volume may be mounted before its record is there.
+const RECORD_MAX: Duration = Duration::from_secs(10);
 
 /// A place in the bucket, and how it is mounted.
 pub(super) struct Subject {
@@ -93,7 +97,8 @@ impl Subject {
             }
             Kind::Rclone { remote, flags } => {
                 command.arg(remote).arg(&at).args(flags).args(["--vfs-cache-mode", "writes", "--cache-dir"]);
-                command.arg(self.directory.join("cache"));
+                // With one, rclone 1.60 refuses every S3 server.
+                command.arg(self.directory.join("cache")).env_remove("AWS_CA_BUNDLE");
                 None
             }
         };
@@ -117,6 +122,7 @@ impl Subject {
                 let listed = Command::new(&self.program)
                     .args(["lsf", "--recursive", "--files-only", remote])
                     .args(flags)
+                    .env_remove("AWS_CA_BUNDLE")
                     .output()?;
                 // A directory that is not there yet ends it with 3.
                 ensure!(
@@ -141,7 +147,15 @@ impl Mounted {
     /// If its process does not answer.
     pub(super) fn requests(&self) -> anyhow::Result<Option<Requests>> {
         let Some(run) = &self.run else { return Ok(None) };
-        let (_, control) = known(run)?.pop().context("the volume has no record")?;
+        let until = Instant::now() + RECORD_MAX;
+        let control = loop {
+            match known(run)?.pop() {
+                Some((_, control)) => break control,
+                None => ensure!(Instant::now() < until, "the volume has no record"),
+            }
+            // Another process writes it, a moment after the mount is there.
+            std::thread::sleep(Duration::from_millis(5));
+        };
         let status = control.status()?;
         let Some(kinds) = status["store_requests"]["by_kind"].as_object() else { return Ok(None) };
         let sent = |kind: &serde_json::Value| kind["sent"].as_u64().unwrap_or(0);
