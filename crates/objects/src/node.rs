@@ -16,6 +16,7 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
 use crate::pieces::Pieces;
 use crate::rows::{InodeRow, to_bytes};
 use crate::tree::Tree;
+use crate::xattrs::XattrSizes;
 
 /// An inode in use.
 #[derive(Debug)]
@@ -51,12 +52,14 @@ pub(crate) struct State {
     pub(crate) is_tmpfile: bool,
     /// A truncation has taken a part of what lies behind the size, and not the rest.
     pub(crate) is_cut_in_part: bool,
+    /// The sizes of its extended attributes, once they have been counted.
+    pub(crate) xattr_sizes: Option<XattrSizes>,
 }
 
 impl State {
     pub(crate) fn new(row: InodeRow) -> Self {
         let (pieces, stored_size) = (Pieces::default(), row.size);
-        Self { row, stored_size, pieces, is_tmpfile: false, is_cut_in_part: false }
+        Self { row, stored_size, pieces, is_tmpfile: false, is_cut_in_part: false, xattr_sizes: None }
     }
 
     /// The row for the engine.

@@ -17,6 +17,31 @@ const NAME_MAX: usize = 255;
 const VALUE_MAX: usize = 65536;
 /// Names of one inode's attributes, with a NUL each, as the kernel's own bound.
 const NAMES_BYTES_MAX: usize = 65536;
+/// All attributes of one inode, with what each costs beside its name and value: a user's quota does
+/// not count them.
+const BYTES_MAX: usize = 192 << 10;
+const ROW_BYTES: usize = 64;
+
+/// The sizes of an inode's attributes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct XattrSizes {
+    /// Of their names, with a NUL each.
+    names: usize,
+    /// Of all that they take.
+    all: usize,
+}
+
+impl XattrSizes {
+    fn add(&mut self, name: &OsStr, value: &[u8]) {
+        self.names += name.len() + 1;
+        self.all += name.len() + value.len() + ROW_BYTES;
+    }
+
+    fn remove(&mut self, name: &OsStr, value: &[u8]) {
+        self.names = self.names.saturating_sub(name.len() + 1);
+        self.all = self.all.saturating_sub(name.len() + value.len() + ROW_BYTES);
+    }
+}
 
 impl Tree {
     pub(crate) async fn get_xattr(self: &Arc<Self>, id: ObjectId, name: &OsStr) -> Result<Vec<u8>> {
@@ -49,19 +74,22 @@ impl Tree {
         let pin = self.pin_used(id.0, op)?;
         let mut state = pin.lock().await?;
         may_have(&state.row, name, true, op)?;
-        let is_there = self.engine.get(&xattr_key(id.0, name)).await?.is_some();
-        match (how, is_there) {
+        let before = self.engine.get(&xattr_key(id.0, name)).await?;
+        match (how, before.is_some()) {
             (SetXattr::Create, true) => return fail(ErrorKind::Exists, op),
             (SetXattr::Replace, false) => return fail(ErrorKind::NoAttribute, op),
             _ => {}
         }
-        if !is_there {
-            let rows = self.engine.scan(rows::keys_of(b'X', id.0), NAMES_BYTES_MAX).await?;
-            let names: usize = rows.iter().map(|(key, _)| rows::rest_of(key).len() + 1).sum();
-            if names + name.len() + 1 > NAMES_BYTES_MAX {
-                return fail(ErrorKind::NoSpace, op);
-            }
+        let mut sizes = self.xattr_sizes(id.0, &state).await?;
+        if let Some(before) = before {
+            sizes.remove(name, &before);
         }
+        sizes.add(name, value);
+        if sizes.names > NAMES_BYTES_MAX || sizes.all > BYTES_MAX {
+            return fail(ErrorKind::NoSpace, op);
+        }
+        // Known again when the change is made; a list that is no more than a mode leaves no row.
+        state.xattr_sizes = None;
         let mut batch = Batch::default();
         let acl = if is_acl(name) { Some(Acl::read(value)?) } else { None };
         match acl.filter(|_| name == ACCESS) {
@@ -75,7 +103,21 @@ impl Tree {
             }
             None => batch.put(xattr_key(id.0, name), Bytes::copy_from_slice(value)),
         }
-        self.changed(id.0, &mut state, batch).await
+        self.changed(id.0, &mut state, batch).await?;
+        state.xattr_sizes = (!is_acl(name)).then_some(sizes);
+        Ok(())
+    }
+
+    /// How large an inode's attributes are. The caller has the inode locked.
+    async fn xattr_sizes(&self, ino: u64, state: &State) -> Result<XattrSizes> {
+        if let Some(known) = state.xattr_sizes {
+            return Ok(known);
+        }
+        let mut sizes = XattrSizes::default();
+        for (key, value) in self.engine.scan(rows::keys_of(b'X', ino), NAMES_BYTES_MAX).await? {
+            sizes.add(OsStr::from_bytes(rows::rest_of(&key)), &value);
+        }
+        Ok(sizes)
     }
 
     pub(crate) async fn remove_xattr(self: &Arc<Self>, id: ObjectId, name: &OsStr) -> Result<()> {
@@ -88,6 +130,7 @@ impl Tree {
         }
         let mut batch = Batch::default();
         batch.delete(xattr_key(id.0, name));
+        state.xattr_sizes = None;
         self.changed(id.0, &mut state, batch).await
     }
 
@@ -159,5 +202,50 @@ fn may_have(row: &InodeRow, name: &OsStr, is_change: bool, op: &'static str) -> 
             fail(if is_change { ErrorKind::NotPermitted } else { ErrorKind::NoAttribute }, op)
         }
         Some(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::memory::InMemory;
+    use store::{Creator, FileType, NewNode};
+
+    use super::*;
+    use crate::bucket::Bucket;
+    use crate::codec::{Codec, Compression};
+    use crate::mount::{MountOptions, Mounted};
+
+    #[tokio::test]
+    async fn the_attributes_of_an_inode_are_bounded_in_all() {
+        let bucket = Bucket::new(Arc::new(InMemory::new()), "v".into());
+        let options = MountOptions {
+            codec: Codec::new([0; 16], Compression::None, None),
+            window: 4,
+            size_max: None,
+            nonce: [1; 16],
+            held: None,
+        };
+        let mounted = Mounted::open(bucket, None, options).await.unwrap();
+        let tree = mounted.tree();
+        let what = NewNode::Special { kind: FileType::Regular, rdev: 0 };
+        let creator = Creator { uid: 0, gid: 0, umask: 0 };
+        let name = store::Name::new("f".as_ref()).unwrap();
+        let file = tree.make(ObjectId::ROOT, name, what, 0o644, creator).await.unwrap().id;
+        let set = async |name: &str, len: usize| {
+            tree.set_xattr(file, name.as_ref(), &vec![7; len], SetXattr::Any).await.map_err(|e| e.kind())
+        };
+        assert_eq!(set("user.a", VALUE_MAX).await, Ok(()));
+        assert_eq!(set("user.b", VALUE_MAX).await, Ok(()));
+        assert_eq!(set("user.c", VALUE_MAX).await, Err(ErrorKind::NoSpace));
+        assert_eq!(set("user.c", VALUE_MAX / 2).await, Ok(()));
+        assert_eq!(set("user.c", VALUE_MAX).await, Err(ErrorKind::NoSpace), "in place of the smaller one");
+        // What is replaced or removed makes room.
+        assert_eq!(set("user.a", 1).await, Ok(()));
+        assert_eq!(set("user.c", VALUE_MAX).await, Ok(()));
+        tree.remove_xattr(file, "user.b".as_ref()).await.unwrap();
+        assert_eq!(set("user.d", VALUE_MAX).await, Ok(()));
+        let listed = tree.list_xattr(file).await.unwrap();
+        assert_eq!(listed, b"user.a\0user.c\0user.d\0");
+        mounted.close().await;
     }
 }
