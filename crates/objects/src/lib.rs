@@ -77,6 +77,7 @@ mod store;
 mod tree;
 pub mod url;
 pub mod wrapped_key;
+mod xattr_sizes;
 mod xattrs;
 
 pub use api::{

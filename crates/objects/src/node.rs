@@ -16,7 +16,7 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
 use crate::pieces::Pieces;
 use crate::rows::{InodeRow, to_bytes};
 use crate::tree::Tree;
-use crate::xattrs::XattrSizes;
+use crate::xattr_sizes::XattrSizes;
 
 /// An inode in use.
 #[derive(Debug)]

@@ -12,36 +12,10 @@ use crate::engine::Batch;
 use crate::node::State;
 use crate::rows::{self, InodeRow, Kind, inode_key, xattr_key};
 use crate::tree::{Tree, fail, now};
+use crate::xattr_sizes::{NAMES_BYTES_MAX, XattrSizes};
 
 const NAME_MAX: usize = 255;
 const VALUE_MAX: usize = 65536;
-/// Names of one inode's attributes, with a NUL each, as the kernel's own bound.
-const NAMES_BYTES_MAX: usize = 65536;
-/// All attributes of one inode, with what each costs beside its name and value: a user's quota does
-/// not count them.
-const BYTES_MAX: usize = 192 << 10;
-const ROW_BYTES: usize = 64;
-
-/// The sizes of an inode's attributes.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct XattrSizes {
-    /// Of their names, with a NUL each.
-    names: usize,
-    /// Of all that they take.
-    all: usize,
-}
-
-impl XattrSizes {
-    fn add(&mut self, name: &OsStr, value: &[u8]) {
-        self.names += name.len() + 1;
-        self.all += name.len() + value.len() + ROW_BYTES;
-    }
-
-    fn remove(&mut self, name: &OsStr, value: &[u8]) {
-        self.names = self.names.saturating_sub(name.len() + 1);
-        self.all = self.all.saturating_sub(name.len() + value.len() + ROW_BYTES);
-    }
-}
 
 impl Tree {
     pub(crate) async fn get_xattr(self: &Arc<Self>, id: ObjectId, name: &OsStr) -> Result<Vec<u8>> {
@@ -85,7 +59,7 @@ impl Tree {
             sizes.remove(name, &before);
         }
         sizes.add(name, value);
-        if sizes.names > NAMES_BYTES_MAX || sizes.all > BYTES_MAX {
+        if sizes.are_too_large() {
             return fail(ErrorKind::NoSpace, op);
         }
         // Known again when the change is made; a list that is no more than a mode leaves no row.
