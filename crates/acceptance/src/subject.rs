@@ -447,12 +447,17 @@ pub fn is_host() -> bool {
 }
 
 /// Where volumes are made, if not in directories.
-fn bucket() -> Option<String> {
+#[must_use]
+pub fn bucket() -> Option<String> {
     std::env::var("ACCEPTANCE_STORE").ok().filter(|url| !url.is_empty())
 }
 
-/// Formats a volume with a name of its own below `url`.
-fn new_volume(url: &str, scratch: &Scratch) -> String {
+/// Formats a volume below `url`, with a name that no other test or run takes; returns its URL.
+///
+/// # Panics
+/// When the program cannot format it.
+#[must_use]
+pub fn new_volume(url: &str, scratch: &Scratch) -> String {
     let name = scratch.path().file_name().expect("a scratch directory has a name").to_string_lossy();
     let started = std::time::UNIX_EPOCH.elapsed().expect("a clock").as_secs();
     let url = format!("{}/{}-{started}-{name}", url.trim_end_matches('/'), std::process::id());

@@ -1,8 +1,9 @@
 //! `objects`: a volume in a bucket, in units of the server's own requests.
 //!
-//! `tests/servers run SERVER -- lab objects` gives the server: `WATERTIGHT_TEST_BUCKET` and the
-//! variables that every AWS tool knows. Without one the bucket is a directory. Each round makes a new volume; `server` is the bucket
-//! itself, asked by the same client, in turn with the fsyncs that stand beside it.
+//! `tests/servers run SERVER -- lab objects` names the server, by `WATERTIGHT_TEST_BUCKET` and the
+//! variables that every AWS tool reads. Without a server the bucket is a directory. Each round makes
+//! a new volume. The variant `server` is the bucket itself: the same client sends it a conditional
+//! PUT after each fsync that it is compared with.
 
 mod bucket;
 mod subject;
@@ -56,18 +57,17 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
     let archive = archive(&scratch).context("cannot make the archive")?;
     let rounds = settings.runs.unwrap_or(if settings.quick { 1 } else { 5 });
     progress.expect(EXPERIMENT.name, Duration::from_secs(10 * rounds as u64));
-    let is_chosen = |name: &str, of: &[&str]| of.contains(&name);
     for round in 0..rounds {
         if settings.stop.is_set() {
             break;
         }
-        if is_chosen(FSYNC, &settings.scenarios) {
+        if settings.scenarios.contains(&FSYNC) {
             progress.now("fsync beside the server's own requests");
             let subject = Subject::ours(&program, &server, scratch.path(), &format!("fsync-{round}"))?;
             fsyncs(&subject, &server, &settings.variants, recorder)?;
         }
         for variant in ["default", "rclone"] {
-            if !is_chosen(UNTAR, &settings.scenarios) || !is_chosen(variant, &settings.variants) {
+            if !settings.scenarios.contains(&UNTAR) || !settings.variants.contains(&variant) {
                 continue;
             }
             progress.now(&format!("{UNTAR} on {variant}"));
@@ -76,9 +76,8 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
                 "rclone" => Subject::rclone(&server, scratch.path(), &name),
                 _ => Subject::ours(&program, &server, scratch.path(), &name),
             };
-            match subject.and_then(|subject| untar(variant, &subject, &archive, recorder)) {
-                Ok(()) => {}
-                Err(error) => recorder.absent(UNTAR, variant, TOOK_MS, &format!("{error:#}")),
+            if let Err(error) = subject.and_then(|subject| untar(variant, &subject, &archive, recorder)) {
+                recorder.absent(UNTAR, variant, TOOK_MS, &format!("{error:#}"));
             }
         }
         progress.done(Duration::from_secs(10));

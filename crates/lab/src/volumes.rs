@@ -12,7 +12,7 @@
 mod clients;
 mod dirs;
 pub(crate) mod ours;
-mod peers;
+pub(crate) mod peers;
 mod scenario;
 mod sizes;
 mod target;

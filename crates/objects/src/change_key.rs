@@ -2,8 +2,8 @@
 //!
 //! The data key stays; its record in the object `format` is replaced by one that another user's key
 //! opens, with one conditional request: a crash leaves the old record or the new one, and of two
-//! changes at once the second finds that its old key does not fit any more. Whoever has the volume
-//! mounted notices nothing, for the record is read when it is opened.
+//! changes at once the second finds that its old key does not fit any more. A host that has the
+//! volume mounted notices nothing, for it read the record when it opened the volume.
 
 use std::path::Path;
 

@@ -42,9 +42,9 @@ use tokio::sync::Notify;
 use crate::bucket::{Bucket, Condition};
 use crate::codec::Codec;
 use crate::engine::BATCH_BYTES_MAX;
-pub(crate) use init::{LogInit, Rows};
+pub(crate) use init::LogInit;
 use object::{HEADER, Header, LogKind};
-pub(crate) use replay::{Read, Replay};
+pub(crate) use replay::{Read, Replay, Rows};
 
 /// Bytes of an open object from which on it is sealed without a flush.
 const SEAL_BYTES: usize = 8 << 20;

@@ -77,8 +77,10 @@ async fn finish(bucket: &Bucket, options: &Options, key: Option<&UserKey>, exist
 fn is_same(format: &Format, options: &Options, key: Option<&UserKey>) -> bool {
     let is_key_same = match (&format.encryption, key) {
         (None, None) => true,
-        (Some(record), Some(user)) => serde_json::from_value::<WrappedKey>(record.clone())
-            .is_ok_and(|record| record.unwrap(&format.uuid.to_bytes(), user).is_ok()),
+        (Some(record), Some(user)) => {
+            let key = WrappedKey::from_json(record);
+            key.and_then(|record| record.unwrap(&format.uuid.to_bytes(), user)).is_ok()
+        }
         _ => false,
     };
     is_key_same && format.compression == options.compression && format.size_max == options.size_max
@@ -101,7 +103,7 @@ mod tests {
     fn encrypted(user: &UserKey) -> Options {
         let uuid = Uuid::random().unwrap();
         let record = WrappedKey::wrap(&uuid.to_bytes(), user, &DataKey::random());
-        let encryption = Some(serde_json::to_value(record).unwrap());
+        let encryption = Some(record.to_json().unwrap());
         Options { uuid, encryption, ..Options::default() }
     }
 

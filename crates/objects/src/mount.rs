@@ -212,7 +212,7 @@ impl Mounted {
 /// Reads the log behind the tables, before anything is written to the bucket.
 async fn read_log(bucket: &Bucket, last: LastManifest, options: &MountOptions) -> Result<Replay> {
     let mut replay = Replay::new(bucket.clone(), options.codec.clone(), options.window, last.replay_after);
-    if let Read::Newer { number } = replay.read_to_end(last.epoch + 1).await? {
+    if let Read::Newer { number } = replay.read_to_end(last.epoch.saturating_add(1)).await? {
         // Another host may just have opened it.
         if Mounted::last_manifest(bucket).await? == Some(last) {
             let why = format!("the newest manifest is older than {}", crate::log::object::name(number));

@@ -112,8 +112,8 @@ pub(crate) struct Counters {
 pub(crate) struct FailedRead(Mutex<Option<(ObjectId, u64)>>);
 
 impl FailedRead {
-    /// Whether this is another one.
-    pub(crate) fn is_new(&self, id: ObjectId, offset: u64) -> bool {
+    /// Notes a failed read; returns whether it is another one than the last.
+    pub(crate) fn note(&self, id: ObjectId, offset: u64) -> bool {
         self.0.lock().replace((id, offset)) != Some((id, offset))
     }
 }

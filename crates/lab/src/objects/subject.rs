@@ -57,9 +57,7 @@ impl Subject {
     /// # Errors
     /// If rclone is not installed.
     pub(super) fn rclone(server: &Server, scratch: &Path, name: &str) -> anyhow::Result<Self> {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let program = std::env::split_paths(&path).map(|at| at.join("rclone")).find(|file| file.is_file());
-        let program = program.context("not installed: no `rclone` on the PATH")?;
+        let program = crate::volumes::peers::find("rclone").map_err(anyhow::Error::msg)?;
         let endpoint = server.endpoint.clone().context("not run: it needs a server")?;
         let flags = ["--config", "", "--s3-provider", "Other", "--s3-env-auth", "--s3-force-path-style"];
         let mut flags: Vec<String> = flags.map(str::to_owned).into();

@@ -108,7 +108,7 @@ fn server(
 }
 
 /// A program of the PATH.
-fn find(program: &str) -> Result<PathBuf, String> {
+pub(crate) fn find(program: &str) -> Result<PathBuf, String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found =
         std::env::split_paths(&path).map(|directory| directory.join(program)).find(|file| file.is_file());

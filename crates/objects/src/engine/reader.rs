@@ -21,7 +21,7 @@ use store::{Error, ErrorKind, Result};
 
 use super::add_totals::AddTotals;
 use super::cache::TableCache;
-use super::slate::{path_below, plain};
+use super::slate::{first_rows, path_below, plain};
 use super::{Batch, Engine};
 use crate::codec::Codec;
 use crate::engine_blocks::Blocks;
@@ -48,7 +48,7 @@ impl ReadEngine {
     ) -> Result<Self> {
         let options = DbReaderOptions { manifest_poll_interval: POLL, ..DbReaderOptions::default() };
         let last = log.next() - 1;
-        let log = LogReader { last, rows: log.into_rows().into() };
+        let log = LogReader { last, rows: log.into_rows().0.into() };
         let reader = DbReader::builder(path_below(root), store)
             .with_reader_mode(DbReaderMode::FollowLatest)
             .with_options(options)
@@ -70,13 +70,8 @@ impl Engine for ReadEngine {
 
     async fn scan(&self, range: Range<Vec<u8>>, max: usize) -> Result<Vec<(Bytes, Bytes)>> {
         let options = ScanOptions { cache_blocks: true, ..ScanOptions::default() };
-        let mut rows = self.0.scan_with_options(range, &options).await.map_err(|error| plain(&error))?;
-        let mut found = Vec::new();
-        while found.len() < max {
-            let Some(row) = rows.next().await.map_err(|error| plain(&error))? else { break };
-            found.push((row.key, row.value));
-        }
-        Ok(found)
+        let rows = self.0.scan_with_options(range, &options).await.map_err(|error| plain(&error))?;
+        first_rows(rows, max).await.map_err(|error| plain(&error))
     }
 
     async fn write(&self, batch: Batch) -> Result<()> {

@@ -12,7 +12,7 @@ use object_store::path::Path;
 use parking_lot::Mutex;
 use slatedb::admin::AdminBuilder;
 use slatedb::config::{DbReaderOptions, FlushOptions, FlushType, ScanOptions, Settings};
-use slatedb::{Db, DbReader, DbReaderMode, WriteBatch};
+use slatedb::{Db, DbIterator, DbReader, DbReaderMode, WriteBatch};
 use store::{Error, ErrorKind, Result};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -183,13 +183,8 @@ impl Engine for SlateEngine {
         let options =
             ScanOptions { read_ahead_bytes: read_ahead, cache_blocks: true, ..ScanOptions::default() };
         let failed = |error: slatedb::Error| self.failed(&error);
-        let mut rows = self.db.scan_with_options(range, &options).await.map_err(failed)?;
-        let mut found = Vec::new();
-        while found.len() < max {
-            let Some(row) = rows.next().await.map_err(failed)? else { break };
-            found.push((row.key, row.value));
-        }
-        Ok(found)
+        let rows = self.db.scan_with_options(range, &options).await.map_err(failed)?;
+        first_rows(rows, max).await.map_err(failed)
     }
 
     async fn write(&self, batch: Batch) -> Result<()> {
@@ -241,6 +236,19 @@ impl Drop for SlateEngine {
     fn drop(&mut self) {
         self.stop.cancel();
     }
+}
+
+/// The first rows of a scan, `max` at most.
+pub(super) async fn first_rows(
+    mut rows: DbIterator,
+    max: usize,
+) -> Result<Vec<(Bytes, Bytes)>, slatedb::Error> {
+    let mut found = Vec::new();
+    while found.len() < max {
+        let Some(row) = rows.next().await? else { break };
+        found.push((row.key, row.value));
+    }
+    Ok(found)
 }
 
 /// Whether an object is missing, corrupted or cut off.

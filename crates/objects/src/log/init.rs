@@ -1,12 +1,11 @@
 //! The beginning of a holder's log: what earlier holders left is read, and they are fenced.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use object_store::PutPayload;
 use parking_lot::Mutex;
-use slatedb::wal::{WalError, WalIterator, WalRows, WriterInit, WriterInitResult, WriterManifest};
+use slatedb::wal::{WalError, WriterInit, WriterInitResult, WriterManifest};
 use store::Result;
 use sync::mutant::is_on;
 
@@ -39,12 +38,12 @@ impl WriterInit for LogInit {
         };
         let rows = replay.into_rows();
         self.clock.raise(manifest.manifest().last_l0_clock_tick());
-        let stamps = rows.iter().flat_map(|rows| rows.rows.iter().filter_map(|row| row.create_ts));
+        let stamps = rows.0.iter().flat_map(|rows| rows.rows.iter().filter_map(|row| row.create_ts));
         stamps.for_each(|stamp| self.clock.raise(stamp));
         *self.log.state.lock() =
             State { epoch, nonce: self.nonce, open: next, durable: next - 1, ..State::default() };
         Ok(WriterInitResult {
-            replay_iterator: Box::new(Rows(rows)),
+            replay_iterator: Box::new(rows),
             wal_writer: Box::new(Writer(Arc::clone(&self.log))),
         })
     }
@@ -62,7 +61,7 @@ impl LogInit {
                 return Ok(None);
             }
             let number = replay.next();
-            let next = number + 1 + left_out(self.log.window);
+            let next = number.saturating_add(1 + left_out(self.log.window));
             let fence = Header::new(LogKind::Fence, epoch, self.nonce, number, next).write(0, 0);
             if is_on("log-fence-not-written") && self.log.bucket.get(&object::name(number)).await?.is_none() {
                 return Ok(Some(next));
@@ -81,15 +80,5 @@ impl LogInit {
                 return Ok(None);
             }
         }
-    }
-}
-
-/// Rows that were read.
-pub(crate) struct Rows(pub(crate) VecDeque<WalRows>);
-
-#[async_trait]
-impl WalIterator for Rows {
-    async fn next(&mut self) -> Result<Option<WalRows>, WalError> {
-        Ok(self.0.pop_front())
     }
 }

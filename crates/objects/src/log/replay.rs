@@ -5,8 +5,9 @@
 
 use std::collections::VecDeque;
 
+use async_trait::async_trait;
 use bytes::Bytes;
-use slatedb::wal::WalRows;
+use slatedb::wal::{WalError, WalIterator, WalRows};
 use store::{Error, ErrorKind, Result};
 use sync::mutant::is_on;
 
@@ -29,12 +30,20 @@ pub(crate) struct Replay {
     rows: Rows,
 }
 
+/// Rows that were read, for the engine.
 #[derive(Default)]
-struct Rows(VecDeque<WalRows>);
+pub(crate) struct Rows(pub(crate) VecDeque<WalRows>);
 
 impl std::fmt::Debug for Rows {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Rows").field(&self.0.len()).finish()
+    }
+}
+
+#[async_trait]
+impl WalIterator for Rows {
+    async fn next(&mut self) -> Result<Option<WalRows>, WalError> {
+        Ok(self.0.pop_front())
     }
 }
 
@@ -56,7 +65,7 @@ pub(super) fn left_out(window: u64) -> u64 {
 impl Replay {
     /// Begins behind the object `after`.
     pub(crate) fn new(bucket: Bucket, codec: Codec, window: u64, after: u64) -> Self {
-        Self { bucket, codec, window, after, next: after + 1, epoch: 0, rows: Rows::default() }
+        Self { bucket, codec, window, after, next: after.saturating_add(1), epoch: 0, rows: Rows::default() }
     }
 
     pub(crate) const fn after(&self) -> u64 {
@@ -68,8 +77,8 @@ impl Replay {
         self.next
     }
 
-    pub(crate) fn into_rows(self) -> VecDeque<WalRows> {
-        self.rows.0
+    pub(crate) fn into_rows(self) -> Rows {
+        self.rows
     }
 
     /// Reads what holders before `epoch` wrote, to the log's end as a listing shows it.
@@ -122,7 +131,7 @@ impl Replay {
     /// The object that shows that the next number was durable once.
     async fn witness(&self, beyond: &[u64]) -> Result<Option<u64>> {
         // No holder sends what is so far beyond the durable ones.
-        if let Some(&last) = beyond.last().filter(|last| **last >= self.next + self.window) {
+        if let Some(&last) = beyond.last().filter(|last| **last >= self.next.saturating_add(self.window)) {
             return Ok(Some(last));
         }
         for &number in beyond {
@@ -176,7 +185,7 @@ impl Replay {
             Error::with(ErrorKind::Io, "read log", format!("{}: {why}", object::name(number)))
         })?;
         let rows = object::read_rows(rows, number)?;
-        (self.epoch, self.next) = (header.epoch, number + 1);
+        (self.epoch, self.next) = (header.epoch, number.saturating_add(1));
         if !rows.is_empty() {
             self.rows.0.push_back(WalRows { rows, last_consumed_wal_file_id: number });
         }

@@ -167,7 +167,7 @@ impl Inode {
         let read = self.read_within_limits(ctx, buf, offset);
         if let Err(Error::Store(error)) = &read
             && error.kind() == ErrorKind::Io
-            && self.core.failed_read.is_new(self.id, offset)
+            && self.core.failed_read.note(self.id, offset)
         {
             let path = self.core.store.path_of(self.id);
             let (volume, path) =

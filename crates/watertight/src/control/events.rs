@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
 use volume::events::{Edge, Events, Life, Limit, What};
 
-use super::api::now_ms;
+use super::api::{millis, now_ms};
 use super::registered;
 use crate::control::volume_id::VolumeId;
 use crate::term::shown::{Name, Words};
@@ -167,8 +167,7 @@ impl Stream {
             let (seq, time_ms, what) = match self.reader.read() {
                 Read::Entry { number, value } => {
                     let since = value.at.duration_since(UNIX_EPOCH).unwrap_or_default();
-                    let ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-                    (number, ms, EventKind::from(&value.what))
+                    (number, millis(since), EventKind::from(&value.what))
                 }
                 Read::Lost(lost) => (self.reader.seen(), now_ms(), EventKind::Gap { lost }),
                 Read::Nothing => return (lines, self.more.is_none()),

@@ -9,7 +9,7 @@ use volume::{DrainReport, Volume, VolumeState, WbStatus};
 use super::volume_info::VolumeInfo;
 use crate::control::api::{
     CGROUPS_NAMED_MAX, Cgroup, CgroupLimits, Ended, FILES_NAMED_MAX, FileError, LimitRequest, Limits,
-    Stalled, State, Status, Unwritten, now_ms,
+    Stalled, State, Status, Unwritten, millis, now_ms,
 };
 use crate::host::mountinfo;
 use crate::term::shown::{Name, Words};
@@ -110,8 +110,7 @@ pub fn ended_with(report: &DrainReport) -> Ended {
 /// A call that the store has not answered in time.
 #[must_use]
 pub fn stalled(call: &UnderWay) -> Stalled {
-    let for_ms = u64::try_from(call.since.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Stalled { call: call.call.into(), for_ms }
+    Stalled { call: call.call.into(), for_ms: millis(call.since.elapsed()) }
 }
 
 pub(crate) fn micros(time: Duration) -> u64 {

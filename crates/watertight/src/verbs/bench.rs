@@ -25,6 +25,7 @@ use self::bounded::within;
 use self::samples::{Figures, Samples};
 use self::work::{FILE_BYTES, Side, WORKS, Work};
 use crate::cli::BenchArgs;
+use crate::control::api::millis;
 use crate::host::{checks, signals};
 use crate::term::console::{Colour, console};
 use crate::term::problem::{Problem, Result};
@@ -151,7 +152,7 @@ fn bench(args: &BenchArgs, places: &Arc<Places>) -> Result<()> {
         volume: mountpoint,
         source,
         no_store,
-        slice_ms: u64::try_from(slice.as_millis()).unwrap_or(u64::MAX),
+        slice_ms: millis(slice),
         file_bytes,
         piece_bytes,
         rows,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::millis;
 use crate::term::shown::Words;
 use crate::term::units;
 
@@ -62,10 +63,6 @@ pub struct Unanswered {
     pub for_ms: u64,
     /// Why the latest request was not answered.
     pub why: Words,
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl From<&store::RequestStats> for StoreRequests {

@@ -160,7 +160,8 @@ impl Demo {
         command
     }
 
-    /// A program, which is told nothing of the services that the caller uses.
+    /// A program, without the caller's variables for AWS, rclone and proxies: it must not send the
+    /// demo's requests to a service of the caller's, nor the caller's keys to the demo's server.
     pub(super) fn program(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.stdin(Stdio::null());

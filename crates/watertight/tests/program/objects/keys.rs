@@ -18,7 +18,7 @@ fn a_key_is_changed_while_the_volume_is_mounted_and_its_data_stays() {
     fs::write(world.path("before"), "before").unwrap();
     fs::File::open(world.path("before")).unwrap().sync_all().unwrap();
     change(&world, &old, &new).ok().says("the volume has the key of").says("mounts that are there go on");
-    // Who has it mounted goes on.
+    // A host that has it mounted goes on.
     fs::write(world.path("after"), "after").unwrap();
     fs::File::open(world.path("after")).unwrap().sync_all().unwrap();
     assert_eq!(fs::read_to_string(world.path("before")).unwrap(), "before");
