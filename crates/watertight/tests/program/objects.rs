@@ -3,6 +3,7 @@
 //! By `file://` and `memory://`, which need no server; with `WATERTIGHT_TEST_BUCKET`, as
 //! `tests/servers run` sets it, in a bucket of that server.
 
+mod attributes;
 mod bad_input;
 mod durability;
 mod keys;
