@@ -45,6 +45,13 @@ impl MountOptions {
             held: None,
         }
     }
+
+    /// For tests: of a volume without compression and key, and without a lease.
+    #[cfg(test)]
+    pub(crate) fn plain(window: u64, nonce: [u8; 16]) -> Self {
+        let codec = Codec::new([0; 16], crate::Compression::None, None);
+        Self { codec, window, size_max: None, nonce, held: None }
+    }
 }
 
 /// A volume that is open.

@@ -98,7 +98,6 @@ mod tests {
 
     use super::*;
     use crate::bucket::Bucket;
-    use crate::codec::{Codec, Compression};
     use crate::engine::BATCH_BYTES_MAX;
     use crate::extents::CHANGED_MAX;
     use crate::mount::{MountOptions, Mounted};
@@ -108,13 +107,7 @@ mod tests {
 
     async fn open(objects: &Arc<InMemory>) -> Arc<Mounted> {
         let bucket = Bucket::new(Arc::clone(objects) as _, "v".into());
-        let options = MountOptions {
-            codec: Codec::new([0; 16], Compression::None, None),
-            window: 4,
-            size_max: None,
-            nonce: rand_nonce(),
-            held: None,
-        };
+        let options = MountOptions::plain(4, rand_nonce());
         let last = Mounted::last_manifest(&bucket).await.unwrap();
         Mounted::open(bucket, last, options).await.unwrap()
     }

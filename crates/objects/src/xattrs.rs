@@ -186,19 +186,12 @@ mod tests {
 
     use super::*;
     use crate::bucket::Bucket;
-    use crate::codec::{Codec, Compression};
     use crate::mount::{MountOptions, Mounted};
 
     #[tokio::test]
     async fn the_attributes_of_an_inode_are_bounded_in_all() {
         let bucket = Bucket::new(Arc::new(InMemory::new()), "v".into());
-        let options = MountOptions {
-            codec: Codec::new([0; 16], Compression::None, None),
-            window: 4,
-            size_max: None,
-            nonce: [1; 16],
-            held: None,
-        };
+        let options = MountOptions::plain(4, [1; 16]);
         let mounted = Mounted::open(bucket, None, options).await.unwrap();
         let tree = mounted.tree();
         let what = NewNode::Special { kind: FileType::Regular, rdev: 0 };

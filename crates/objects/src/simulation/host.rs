@@ -18,7 +18,6 @@ use tokio::runtime::Runtime;
 use super::faults::{FaultyObjects, Random, World};
 use super::model::{Content, Model, Seen};
 use crate::bucket::{Bucket, Patience};
-use crate::codec::{Codec, Compression};
 use crate::mount::{MountOptions, Mounted};
 use crate::tree::Tree;
 
@@ -127,13 +126,7 @@ impl Volume {
     async fn open(&self, taker: &Taker, is_cut: Arc<AtomicBool>) -> Option<Arc<Mounted>> {
         let bucket = Bucket::new(Arc::new(FaultyObjects::new(&self.world, is_cut)), "v".into());
         let bucket = bucket.seeded(taker.number.into()).with_patience(Patience::UntilStopped);
-        let options = MountOptions {
-            codec: Codec::new([0; 16], Compression::None, None),
-            window: self.window,
-            size_max: None,
-            nonce: [taker.number; 16],
-            held: None,
-        };
+        let options = MountOptions::plain(self.window, [taker.number; 16]);
         let last = Mounted::last_manifest(&bucket).await;
         let last = last.unwrap_or_else(|error| panic!("the newest manifest cannot be read: {error}"));
         let epoch = last.map_or(0, |last| last.epoch) + 1;

@@ -6,19 +6,12 @@ use std::time::Duration;
 use super::faults::{FaultyObjects, World};
 use super::host::{CREATOR, FILE, ROOT, name, observe};
 use crate::bucket::{Bucket, Patience};
-use crate::codec::{Codec, Compression};
 use crate::mount::{MountOptions, Mounted};
 
 pub(super) async fn open(world: &Arc<World>, nonce: u8) -> Arc<Mounted> {
     let bucket = Bucket::new(Arc::new(FaultyObjects::new(world, Arc::default())), "v".into());
     let bucket = bucket.seeded(nonce.into()).with_patience(Patience::UntilStopped);
-    let options = MountOptions {
-        codec: Codec::new([0; 16], Compression::None, None),
-        window: 4,
-        size_max: None,
-        nonce: [nonce; 16],
-        held: None,
-    };
+    let options = MountOptions::plain(4, [nonce; 16]);
     let last = Mounted::last_manifest(&bucket).await.expect("it can be read");
     Mounted::open(bucket, last, options).await.expect("nobody else holds it")
 }
