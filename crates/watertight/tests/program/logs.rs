@@ -144,7 +144,7 @@ fn all_that_serve_and_its_processes_say_is_json_that_names_its_volume() {
     }
     let first = format!(
         "[[volume]]\nsource = \"fault:write:fail=ENOSPC,dir:{store}\"\nmountpoint = \"{a}\"\n\
-         options = \"dirty_after=10ms,drain_timeout=1s\"\n"
+         options = \"dirty_after=10ms,drain_timeout=60s\"\n"
     );
     let second = format!(
         "[[volume]]\nsource = \"mem:\"\nmountpoint = \"{b}\"\n[[volume]]\nsource = \"mem:\"\nattach = \"{inside}\"\n"
