@@ -1,6 +1,6 @@
 //! `objects`: a volume in a bucket, in units of the server's own requests.
 //!
-//! `tests/servers run SERVER -- lab objects` names the server, by `WATERTIGHT_TEST_BUCKET` and the
+//! `tests/servers run SERVER -- lab objects` names the server, by `WATERTIGHT_TEST_URL` and the
 //! variables that every AWS tool reads. Without a server the bucket is a directory. Each round makes
 //! a new volume. The variant `server` is the bucket itself: the same client sends it a conditional
 //! PUT after each fsync that it is compared with.
@@ -9,13 +9,13 @@ mod bucket;
 mod subject;
 
 use std::fs::{self, File};
+use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use tempfile::TempDir;
 
 use crate::experiment::{Experiment, Settings};
 use crate::progress::Progress;
@@ -24,14 +24,15 @@ use crate::stats::Histogram;
 use bucket::Server;
 use subject::Subject;
 
-const VARIANTS: [&str; 3] = ["default", "server", "rclone"];
+const VARIANTS: [&str; 5] = ["default", "server", "rclone", "juicefs", "juicefs-writeback"];
 const FSYNC: &str = "fsync-4k";
 const UNTAR: &str = "untar-1000";
+const LARGE: &str = "untar-128M";
 
 const TOOK_US: Metric = Metric::new("took", "us");
 const TOOK_MS: Metric = Metric::new("until_unmounted", "ms");
 const UMOUNT_MS: Metric = Metric::new("umount", "ms");
-const MISSING: Metric = Metric::new("files_missing", "");
+const MISSING: Metric = Metric::new("bytes_missing", "B");
 const REQUESTS: Metric = Metric::new("requests", "");
 const PUTS: Metric = Metric::new("puts", "");
 
@@ -40,13 +41,21 @@ pub(crate) static EXPERIMENT: Experiment = Experiment {
     name: "objects",
     question: "what does a volume in a bucket cost, in the server's own requests?",
     variants: &VARIANTS,
-    scenarios: &[FSYNC, UNTAR],
+    scenarios: &[FSYNC, UNTAR, LARGE],
     baseline: None,
     run,
 };
 
-/// Files of the archive.
-const FILES: u32 = 1000;
+/// Files of an archive, in a hundred directories, and their sizes in turn.
+struct Files {
+    number: u32,
+    sizes: &'static [u64],
+}
+
+/// As sources have them.
+const SMALL_FILES: Files =
+    Files { number: 1000, sizes: &[120, 900, 2_100, 3_300, 4_096, 7_000, 14_000, 61_440] };
+const LARGE_FILES: Files = Files { number: 32, sizes: &[4 << 20] };
 /// Fsyncs of a round, and requests beside them.
 const SYNCS: u32 = 100;
 
@@ -54,7 +63,12 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
     let program = crate::volumes::ours::program(settings).map_err(anyhow::Error::msg)?;
     let scratch = tempfile::Builder::new().prefix("watertight-lab.").tempdir()?;
     let server = Server::new(scratch.path())?;
-    let archive = archive(&scratch).context("cannot make the archive")?;
+    let mut archives = Vec::new();
+    for (scenario, files) in [(UNTAR, SMALL_FILES), (LARGE, LARGE_FILES)] {
+        if settings.scenarios.contains(&scenario) {
+            archives.push(Archive::new(scenario, &files, scratch.path()).context("cannot make an archive")?);
+        }
+    }
     let rounds = settings.runs.unwrap_or(if settings.quick { 1 } else { 5 });
     progress.expect(EXPERIMENT.name, Duration::from_secs(10 * rounds as u64));
     for round in 0..rounds {
@@ -66,18 +80,22 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
             let subject = Subject::ours(&program, &server, scratch.path(), &format!("fsync-{round}"))?;
             fsyncs(&subject, &server, &settings.variants, recorder)?;
         }
-        for variant in ["default", "rclone"] {
-            if !settings.scenarios.contains(&UNTAR) || !settings.variants.contains(&variant) {
-                continue;
-            }
-            progress.now(&format!("{UNTAR} on {variant}"));
-            let name = format!("{variant}-{round}");
+        let variants =
+            VARIANTS.iter().filter(|&&variant| variant != "server" && settings.variants.contains(&variant));
+        for (archive, &variant) in
+            archives.iter().flat_map(|archive| variants.clone().map(move |v| (archive, v)))
+        {
+            let scenario = archive.scenario;
+            progress.now(&format!("{scenario} on {variant}"));
+            let name = format!("{scenario}-{variant}-{round}").to_lowercase();
             let subject = match variant {
                 "rclone" => Subject::rclone(&server, scratch.path(), &name),
+                "juicefs" => Subject::juicefs(&server, scratch.path(), &name, false),
+                "juicefs-writeback" => Subject::juicefs(&server, scratch.path(), &name, true),
                 _ => Subject::ours(&program, &server, scratch.path(), &name),
             };
-            if let Err(error) = subject.and_then(|subject| untar(variant, &subject, &archive, recorder)) {
-                recorder.absent(UNTAR, variant, TOOK_MS, &format!("{error:#}"));
+            if let Err(error) = subject.and_then(|subject| untar(variant, &subject, archive, recorder)) {
+                recorder.absent(scenario, variant, TOOK_MS, &format!("{error:#}"));
             }
         }
         progress.done(Duration::from_secs(10));
@@ -85,24 +103,40 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
     Ok(vec![
         format!("bucket: {}", server.shown()),
         "server: a conditional PUT of 4 KiB by the same client".to_owned(),
-        format!("files_missing: of {FILES}, by another client, right after umount(8) has returned"),
+        "bytes_missing: what another client does not find right after umount(8) has returned".to_owned(),
     ])
 }
 
-/// An archive of small files, as sources have them, in a hundred directories.
-fn archive(scratch: &TempDir) -> anyhow::Result<PathBuf> {
-    const LENGTHS: [usize; 8] = [120, 900, 2_100, 3_300, 4_096, 7_000, 14_000, 61_440];
-    let tree = scratch.path().join("tree");
-    for number in 0..FILES {
-        let directory = tree.join(format!("d{:02}", number % 100));
-        fs::create_dir_all(&directory)?;
-        let data = vec![b'a' + (number % 26) as u8; LENGTHS[number as usize % LENGTHS.len()]];
-        fs::write(directory.join(format!("file-{number:04}")), data)?;
+/// A tree, and an archive of it.
+struct Archive {
+    scenario: &'static str,
+    tree: PathBuf,
+    file: PathBuf,
+}
+
+impl Archive {
+    fn new(scenario: &'static str, files: &Files, scratch: &Path) -> anyhow::Result<Self> {
+        let tree = scratch.join(format!("{scenario}.d"));
+        for number in 0..files.number {
+            let directory = tree.join(format!("d{:02}", number % 100));
+            fs::create_dir_all(&directory)?;
+            // Nothing that a program could make smaller.
+            let mut data = Vec::new();
+            let len = files.sizes[number as usize % files.sizes.len()];
+            File::open("/dev/urandom")?.take(len).read_to_end(&mut data)?;
+            fs::write(directory.join(format!("file-{number:04}")), data)?;
+        }
+        let file = scratch.join(format!("{scenario}.tar"));
+        let made = Command::new("tar").arg("-cf").arg(&file).arg("-C").arg(&tree).arg(".").status()?;
+        ensure!(made.success(), "tar: {made}");
+        Ok(Self { scenario, tree, file })
     }
-    let archive = scratch.path().join("tree.tar");
-    let made = Command::new("tar").arg("-cf").arg(&archive).arg("-C").arg(&tree).arg(".").status()?;
-    ensure!(made.success(), "tar: {made}");
-    Ok(archive)
+
+    fn unpack(&self, into: &Path) -> anyhow::Result<()> {
+        let unpacked = Command::new("tar").arg("-xf").arg(&self.file).arg("-C").arg(into).status()?;
+        ensure!(unpacked.success(), "tar: {unpacked}");
+        Ok(())
+    }
 }
 
 fn fsyncs(
@@ -133,37 +167,47 @@ fn fsyncs(
     Ok(())
 }
 
-fn untar(variant: &str, subject: &Subject, archive: &Path, recorder: &mut Recorder) -> anyhow::Result<()> {
+fn untar(variant: &str, subject: &Subject, archive: &Archive, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let scenario = archive.scenario;
     let mounted = subject.mount()?;
     let begun = Instant::now();
-    unpack(archive, mounted.path())?;
+    archive.unpack(mounted.path())?;
     let unpacked = begun.elapsed();
     mounted.unmount()?;
     let took = begun.elapsed();
-    let missing = u64::from(FILES).saturating_sub(subject.files_found()?);
+    let missing = subject.bytes_missing(&archive.tree)?;
     let millis = |took: Duration| took.as_secs_f64() * 1000.0;
-    recorder.value(UNTAR, variant, TOOK_MS, millis(took));
-    recorder.value(UNTAR, variant, UMOUNT_MS, millis(took - unpacked));
-    recorder.value(UNTAR, variant, MISSING, missing as f64);
-    // Once more beside the first, for what is written is sent by the unmount, after which nobody
-    // can be asked.
+    recorder.value(scenario, variant, TOOK_MS, millis(took));
+    recorder.value(scenario, variant, UMOUNT_MS, millis(took - unpacked));
+    recorder.value(scenario, variant, MISSING, missing as f64);
+    if variant == "default" {
+        count_requests(variant, subject, archive, recorder)?;
+    }
+    Ok(())
+}
+
+/// Once more beside the first, for what is written is sent by the unmount, after which nobody can be asked.
+fn count_requests(
+    variant: &str,
+    subject: &Subject,
+    archive: &Archive,
+    recorder: &mut Recorder,
+) -> anyhow::Result<()> {
     let mounted = subject.mount()?;
     if let Some(before) = mounted.requests()? {
         let again = mounted.path().join("again");
         fs::create_dir(&again)?;
-        unpack(archive, &again)?;
+        archive.unpack(&again)?;
         rustix::fs::syncfs(File::open(&again)?).context("syncfs")?;
         if let Some(after) = mounted.requests()? {
-            recorder.value(UNTAR, variant, REQUESTS, after.all.saturating_sub(before.all) as f64);
-            recorder.value(UNTAR, variant, PUTS, after.puts.saturating_sub(before.puts) as f64);
-            recorder.note(UNTAR, variant, "requests: of the archive, unpacked again, and a sync of it");
+            recorder.value(archive.scenario, variant, REQUESTS, after.all.saturating_sub(before.all) as f64);
+            recorder.value(archive.scenario, variant, PUTS, after.puts.saturating_sub(before.puts) as f64);
+            recorder.note(
+                archive.scenario,
+                variant,
+                "requests: of the archive, unpacked again, and a sync of it",
+            );
         }
     }
     mounted.unmount()
-}
-
-fn unpack(archive: &Path, into: &Path) -> anyhow::Result<()> {
-    let unpacked = Command::new("tar").arg("-xf").arg(archive).arg("-C").arg(into).status()?;
-    ensure!(unpacked.success(), "tar: {unpacked}");
-    Ok(())
 }

@@ -15,11 +15,13 @@ pub use crate::compression::Compression;
 use crate::crypto::{DataKey, UserKey};
 use crate::engine::totals_in_tables;
 use crate::format::{self, Format, Uuid};
+use crate::garbage::Timing;
 use crate::key_file;
 use crate::lease::{Lease, Request, State, ThisHost};
 use crate::make::make;
 use crate::mount::{MountOptions, Mounted, older_metadata};
 use crate::open::open_bucket;
+use crate::readers::Mark;
 use crate::rows::Totals;
 use crate::store::{BucketStore, wait};
 use crate::url::Url;
@@ -104,6 +106,21 @@ pub struct Holder {
     pub state: String,
 }
 
+/// What a garbage collection did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Collected {
+    /// The volume's canonical name.
+    pub url: String,
+    /// Objects that were removed, or would be.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Whether nothing was to be removed.
+    pub dry_run: bool,
+    /// Whether nothing was removed because a mount elsewhere reads the volume.
+    pub left_for_readers: bool,
+}
+
 /// Whether this names a volume on object storage, rightly or wrongly: it begins with one of the
 /// [`SCHEMES`] and `://`.
 #[must_use]
@@ -129,6 +146,15 @@ pub fn directory(url: &str) -> Option<PathBuf> {
 fn open_read_only(url: &Url, key: Option<&UserKey>, bucket: &Bucket) -> Result<Arc<dyn Store>> {
     let runtime = crate::runtime::handle()?;
     let opened = async {
+        // Before anything is read: from here on the holder removes nothing.
+        let mark = match Mark::set(bucket.clone()).await {
+            Ok(mark) => Some(mark),
+            Err(error) => {
+                let until = "what the holder replaces can be read for ten minutes from then";
+                tracing::warn!(%error, until, "the volume's holder does not learn that it is read here");
+                None
+            }
+        };
         let (format, last) = tokio::try_join!(format::read(bucket), Mounted::last_manifest(bucket))?;
         let codec = codec_of(&format, key)?;
         let Some(last) = last else {
@@ -137,7 +163,7 @@ fn open_read_only(url: &Url, key: Option<&UserKey>, bucket: &Bucket) -> Result<A
         };
         let mount = MountOptions::new(&format, codec);
         let lasting = bucket.with_patience(Patience::UntilStopped);
-        let opened = Mounted::open_read_only(lasting.clone(), last, mount).await;
+        let opened = Mounted::open_read_only(lasting.clone(), last, mark, mount).await;
         // Nothing that was begun goes on.
         opened.inspect_err(|_| lasting.stop())
     };
@@ -162,48 +188,80 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
         return open_read_only(&url, key.as_ref(), &bucket);
     }
     let runtime = crate::runtime::handle()?;
-    let host = Arc::new(ThisHost::new()?);
-    let opened = async {
-        let lease = async { Ok(Lease::read(&bucket).await) };
-        let (format, lease, last) =
-            tokio::try_join!(format::read(&bucket), lease, Mounted::last_manifest(&bucket))?;
-        let codec = codec_of(&format, key.as_ref())?;
-        // Of a lease that is missing or damaged, taking it says so.
-        let seen = lease.ok().flatten().map_or(0, |lease| lease.engine_epoch);
-        let epoch = last.map_or(0, |last| last.epoch);
-        if seen > epoch {
-            let why = format!(
-                "its newest manifest is of writer {epoch}, and the lease is of a later one than {seen}"
-            );
-            return Err(older_metadata(&bucket, &why));
-        }
-        let request = Request {
-            mountpoint: options.mountpoint.clone().into(),
-            takeover: options.takeover,
-            abandon: options.abandon.clone(),
-            journal: false,
-            engine_epoch: epoch,
-        };
-        let lasting = bucket.with_patience(Patience::UntilStopped);
-        let held = Arc::new(Lease::take(&bucket, &request, host).await?);
-        let mount = MountOptions {
-            nonce: held.nonce().to_bytes(),
-            held: Some(Arc::clone(&held)),
-            ..MountOptions::new(&format, codec)
-        };
-        match Mounted::open(lasting.clone(), last, mount).await {
-            Ok(mounted) => Ok(mounted),
-            Err(error) => {
-                // The lease is free for the next try; this error is the one that counts.
-                let _released = held.release().await;
-                // Nothing that was begun goes on.
-                lasting.stop();
-                Err(error)
-            }
-        }
-    };
-    let mounted = wait(&runtime, opened)?;
+    let mounted = wait(&runtime, open_held(&bucket, key.as_ref(), options))?;
     Ok(BucketStore::new(url.to_string(), mounted, runtime))
+}
+
+/// Opens a volume, which this process holds from then on.
+async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions) -> Result<Arc<Mounted>> {
+    let host = Arc::new(ThisHost::new()?);
+    let lease = async { Ok(Lease::read(bucket).await) };
+    let (format, lease, last) =
+        tokio::try_join!(format::read(bucket), lease, Mounted::last_manifest(bucket))?;
+    let codec = codec_of(&format, key)?;
+    // Of a lease that is missing or damaged, taking it says so.
+    let seen = lease.ok().flatten().map_or(0, |lease| lease.engine_epoch);
+    let epoch = last.map_or(0, |last| last.epoch);
+    if seen > epoch {
+        let why =
+            format!("its newest manifest is of writer {epoch}, and the lease is of a later one than {seen}");
+        return Err(older_metadata(bucket, &why));
+    }
+    let request = Request {
+        mountpoint: options.mountpoint.clone().into(),
+        takeover: options.takeover,
+        abandon: options.abandon.clone(),
+        journal: false,
+        engine_epoch: epoch,
+    };
+    let lasting = bucket.with_patience(Patience::UntilStopped);
+    let held = Arc::new(Lease::take(bucket, &request, host).await?);
+    let mount = MountOptions {
+        nonce: held.nonce().to_bytes(),
+        held: Some(Arc::clone(&held)),
+        ..MountOptions::new(&format, codec)
+    };
+    match Mounted::open(lasting.clone(), last, mount).await {
+        Ok(mounted) => Ok(mounted),
+        Err(error) => {
+            // The lease is free for the next try; this error is the one that counts.
+            let _released = held.release().await;
+            // Nothing that was begun goes on.
+            lasting.stop();
+            Err(error)
+        }
+    }
+}
+
+/// Removes objects that nobody needs from a volume's bucket, or only counts them (`is_tried`). The
+/// volume is held meanwhile; a mount does this by itself, but for what lost hosts have left.
+///
+/// # Errors
+/// As [`open`]; `Unsupported`: the volume does not know what is garbage.
+pub fn collect_garbage(url: &str, key_file: Option<&std::path::Path>, is_tried: bool) -> Result<Collected> {
+    let url: Url = url.parse()?;
+    let key = key_file.map(key_file::read).transpose()?;
+    let bucket = open_bucket(&url)?;
+    let runtime = crate::runtime::handle()?;
+    let collected = async {
+        let options = OpenOptions { mountpoint: "garbage collection".to_owned(), ..OpenOptions::default() };
+        let mounted = open_held(&bucket, key.as_ref(), &options).await?;
+        let once = Timing { passes: 1, ..Timing::default() };
+        let collected = match mounted.collector(once) {
+            Some(mut collector) => collector.collect(is_tried).await,
+            None => Err(Error::new(ErrorKind::ReadOnly, "collect garbage")),
+        };
+        mounted.close().await;
+        collected
+    };
+    let collected = wait(&runtime, collected)?;
+    Ok(Collected {
+        url: url.to_string(),
+        objects: collected.objects,
+        bytes: collected.bytes,
+        dry_run: is_tried,
+        left_for_readers: collected.is_read,
+    })
 }
 
 /// How the volume's data is encoded.
@@ -322,6 +380,7 @@ pub fn open_unheld(objects: Arc<dyn object_store::ObjectStore>, root: &str) -> R
         size_max: None,
         nonce: [0; 16],
         held: None,
+        garbage: Timing::default(),
     };
     let open = async {
         let last = Mounted::last_manifest(&bucket).await?;

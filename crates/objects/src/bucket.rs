@@ -288,24 +288,33 @@ impl Bucket {
 
     /// The names of the objects below `dir`, relative to it, in order, behind `after`.
     pub async fn list(&self, dir: &str, after: Option<&str>) -> Result<Vec<String>> {
-        let mut names = self.list_some(dir, after, MAX_NAMES).await?;
+        let mut names: Vec<_> = self.list_all(dir, after).await?.into_iter().map(|(name, _)| name).collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// The names of the objects below `dir`, relative to it, in no order, each with its bytes.
+    pub async fn list_sizes(&self, dir: &str) -> Result<Vec<(String, u64)>> {
+        self.list_all(dir, None).await
+    }
+
+    async fn list_all(&self, dir: &str, after: Option<&str>) -> Result<Vec<(String, u64)>> {
+        let names = self.list_some(dir, after, MAX_NAMES).await?;
         if names.len() > MAX_NAMES {
             let detail = format!("{}/{dir}: more than {MAX_NAMES} objects", self.about.url);
             return Err(Error::with(ErrorKind::TooBig, "list", detail));
         }
-        names.sort_unstable();
         Ok(names)
     }
 
     /// Up to `most` of the names below `dir`, whichever the store lists first.
     pub async fn some_names(&self, dir: &str, most: usize) -> Result<Vec<String>> {
-        let mut names = self.list_some(dir, None, most).await?;
-        names.truncate(most);
-        Ok(names)
+        let names = self.list_some(dir, None, most).await?;
+        Ok(names.into_iter().take(most).map(|(name, _)| name).collect())
     }
 
     /// Stops a listing behind `most` names.
-    async fn list_some(&self, dir: &str, after: Option<&str>, most: usize) -> Result<Vec<String>> {
+    async fn list_some(&self, dir: &str, after: Option<&str>, most: usize) -> Result<Vec<(String, u64)>> {
         let prefix = self.path(dir);
         let attempt = || async {
             let mut listed = match after {
@@ -320,7 +329,8 @@ impl Bucket {
                 && let Some(meta) = stepped(listed.next()).await?.transpose()?
             {
                 let Some(parts) = meta.location.prefix_match(&prefix) else { continue };
-                names.push(parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/"));
+                let name = parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/");
+                names.push((name, meta.size));
             }
             Ok(names)
         };

@@ -153,6 +153,8 @@ impl Tree {
     }
 
     async fn run_round(self: &Arc<Self>, pin: &Pin, round: Taken, is_awaited: bool) -> Result<()> {
+        // Until the rows are written nobody else knows of its data.
+        let _under_way = self.work.begin();
         let len: usize = round.pieces.iter().map(|(_, data)| data.len()).sum();
         let stored = if len > SMALL_BYTES_MAX {
             // Its data is in memory twice until it is encoded, and then encoded until it is there.
@@ -262,6 +264,7 @@ impl Tree {
     }
 
     async fn read_extents(&self, ino: u64, start: u64, out: &mut [u8]) -> Result<()> {
+        let _under_way = self.work.begin();
         let end = start + out.len() as u64;
         let mut at = start;
         while at < end {

@@ -1,13 +1,15 @@
 //! The engine: rows by key, in order. A narrow trait, so that nothing else knows which engine it
 //! is.
 
-mod add_totals;
 mod cache;
 mod clock;
 mod compaction;
 mod reader;
 mod slate;
+mod sums;
+mod tables;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
@@ -16,11 +18,12 @@ use bytes::Bytes;
 use store::Result;
 
 use crate::log::object::ROW_OVERHEAD;
-use crate::rows::{self, Totals};
+use crate::rows::{self, ExtentRow, Object, Totals};
 
 pub(crate) use clock::Clock;
 pub(crate) use reader::ReadEngine;
 pub(crate) use slate::{LastManifest, SlateEngine, last_manifest, totals_in_tables};
+pub(crate) use tables::Records;
 
 /// The largest batch, as the log writes it: an object of the log has room for one.
 pub(crate) const BATCH_BYTES_MAX: usize = 32 << 20;
@@ -30,7 +33,12 @@ pub(crate) const BATCH_BYTES_MAX: usize = 32 << 20;
 pub(crate) struct Batch {
     pub(crate) changes: Vec<(Vec<u8>, Option<Bytes>)>,
     pub(crate) totals: Totals,
+    /// By how many bytes more, or fewer, extents refer to objects.
+    pub(crate) live: BTreeMap<Object, i64>,
 }
+
+/// What one change of an object's live bytes takes in the log.
+const LIVE_BYTES: usize = ROW_OVERHEAD + rows::LIVE_KEY_BYTES_MAX + 10;
 
 impl Batch {
     pub(crate) fn put(&mut self, key: Vec<u8>, value: Bytes) {
@@ -41,14 +49,32 @@ impl Batch {
         self.changes.push((key, None));
     }
 
+    /// An extent is added.
+    pub(crate) fn refer(&mut self, row: &ExtentRow) {
+        self.count(row, i64::saturating_add);
+    }
+
+    /// An extent is taken away.
+    pub(crate) fn unrefer(&mut self, row: &ExtentRow) {
+        self.count(row, i64::saturating_sub);
+    }
+
+    fn count(&mut self, row: &ExtentRow, sum: impl FnOnce(i64, i64) -> i64) {
+        if let Some((stored, _)) = &row.data {
+            let live = self.live.entry(stored.object).or_default();
+            *live = sum(*live, i64::try_from(row.len).unwrap_or(i64::MAX));
+        }
+    }
+
     /// Its length in the log.
     pub(crate) fn bytes(&self) -> usize {
         let value = |value: &Option<Bytes>| value.as_ref().map_or(0, Bytes::len);
-        self.changes.iter().map(|(key, change)| ROW_OVERHEAD + key.len() + value(change)).sum()
+        let changes = self.changes.iter().map(|(key, change)| ROW_OVERHEAD + key.len() + value(change));
+        changes.sum::<usize>() + self.live.len() * LIVE_BYTES
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.changes.is_empty() && self.totals == Totals::default()
+        self.changes.is_empty() && self.totals == Totals::default() && self.live.is_empty()
     }
 }
 

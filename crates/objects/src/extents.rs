@@ -133,6 +133,12 @@ impl ExtentChange {
         }
         for extent in self.added() {
             batch.put(extent_key(ino, extent.end()), rows::to_bytes(&extent.row));
+            batch.refer(&extent.row);
+        }
+        for (end, extent) in &self.before {
+            if self.now.get(end) != Some(extent) {
+                batch.unrefer(&extent.row);
+            }
         }
         batch.totals.bytes += self.allocated;
     }

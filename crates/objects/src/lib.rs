@@ -15,7 +15,8 @@
 //!   |
 //!  log          the commit log, the engine's write-ahead log: rows and small data in one object
 //!   |
-//!  segments     bulk data, written once
+//!  segments     bulk data, written once; `garbage`: objects that nobody needs are removed, `work` and
+//!   |           `readers` say who may
 //!   |
 //!  rows, codec  how a row, and how data, is written
 //!   |
@@ -47,6 +48,7 @@ pub mod engine_blocks;
 mod extent_cache;
 mod extents;
 pub mod format;
+mod garbage;
 mod hex;
 pub mod key_file;
 pub mod lease;
@@ -63,6 +65,7 @@ pub mod probe;
 mod problem;
 mod profile;
 mod ranges;
+mod readers;
 mod requests;
 mod rows;
 mod runtime;
@@ -76,12 +79,13 @@ pub mod stats;
 mod store;
 mod tree;
 pub mod url;
+mod work;
 pub mod wrapped_key;
 mod xattr_sizes;
 mod xattrs;
 
 pub use api::{
-    Compression, FormatOptions, Formatted, Holder, Info, OpenOptions, SCHEMES, canonical, directory, format,
-    info, is_url, open, open_unheld,
+    Collected, Compression, FormatOptions, Formatted, Holder, Info, OpenOptions, SCHEMES, canonical,
+    collect_garbage, directory, format, info, is_url, open, open_unheld,
 };
 pub use change_key::{KeyChange, change_key};

@@ -80,6 +80,8 @@ impl std::fmt::Debug for Listeners {
 struct State {
     epoch: u64,
     nonce: [u8; 16],
+    /// The number of this holder's first object.
+    first: u64,
     /// The number of the open object.
     open: u64,
     data: BytesMut,
@@ -197,6 +199,23 @@ impl CommitLog {
     /// The epoch of its holder.
     pub(crate) fn epoch(&self) -> u64 {
         self.state.lock().epoch
+    }
+
+    /// The number of the object that what was put and appended last is in.
+    pub(crate) fn last_number(&self) -> u64 {
+        let state = self.state.lock();
+        if state.is_open_empty() { state.open - 1 } else { state.open }
+    }
+
+    /// Whether the object `number` and all before it are in the bucket.
+    pub(crate) fn is_durable(&self, number: u64) -> bool {
+        self.state.lock().durable >= number
+    }
+
+    /// Whether the object `number` is one that this holder has sealed.
+    pub(crate) fn is_own(&self, number: u64) -> bool {
+        let state = self.state.lock();
+        (state.first..state.open).contains(&number)
     }
 
     /// Whether something was put or appended that no flush has sealed.

@@ -6,15 +6,18 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use slatedb::wal::WalError;
 use store::{Error, ErrorKind, RequestStats, Result};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::bucket::Bucket;
 use crate::codec::Codec;
 use crate::engine::{LastManifest, ReadEngine, SlateEngine, last_manifest};
 use crate::format::Format;
+use crate::garbage::{Collector, Timing};
 use crate::lease::{Ended, Held};
 use crate::log::{CommitLog, Read, Replay};
 use crate::pending::given_up;
+use crate::readers::Mark;
 use crate::segments::Segments;
 use crate::tree::Tree;
 
@@ -32,6 +35,7 @@ pub(crate) struct MountOptions {
     pub(crate) nonce: [u8; 16],
     /// The lease, if there is one.
     pub(crate) held: Option<Arc<Held>>,
+    pub(crate) garbage: Timing,
 }
 
 impl MountOptions {
@@ -43,6 +47,7 @@ impl MountOptions {
             size_max: format.size_max,
             nonce: [0; 16],
             held: None,
+            garbage: Timing::default(),
         }
     }
 
@@ -50,7 +55,7 @@ impl MountOptions {
     #[cfg(test)]
     pub(crate) fn plain(window: u64, nonce: [u8; 16]) -> Self {
         let codec = Codec::new([0; 16], crate::Compression::None, None);
-        Self { codec, window, size_max: None, nonce, held: None }
+        Self { codec, window, size_max: None, nonce, held: None, garbage: Timing::default() }
     }
 }
 
@@ -60,10 +65,14 @@ pub(crate) struct Mounted {
     tree: Arc<Tree>,
     log: Arc<CommitLog>,
     bucket: Bucket,
+    /// Of one that is written to.
+    engine: Option<Arc<SlateEngine>>,
     held: Option<Arc<Held>>,
     background: CancellationToken,
     is_closed: Mutex<bool>,
     is_read_only: bool,
+    /// Keeps the mark of one that only reads, and removes it in the end.
+    marking: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Mounted {
@@ -84,20 +93,26 @@ impl Mounted {
         let engine = SlateEngine::open((store, &root), codec, epoch, log_and_earlier, options.nonce).await?;
         let epoch = log.epoch();
         let segments = Segments::new(bucket.bulk(), options.codec, Arc::clone(&log), epoch);
-        let tree = Tree::open(Arc::new(engine), segments, epoch, options.size_max).await?;
+        let engine = Arc::new(engine);
+        let tree = Tree::open(Arc::clone(&engine) as _, segments, epoch, options.size_max).await?;
         tree.set_up().await?;
         let background = CancellationToken::new();
         let mounted = Arc::new(Self {
             tree,
             log,
             bucket,
+            engine: Some(engine),
             held: options.held,
             background: background.clone(),
             is_closed: Mutex::new(false),
             is_read_only: false,
+            marking: Mutex::default(),
         });
         let (tree, log) = (Arc::clone(&mounted.tree), Arc::clone(&mounted.log));
         tokio::spawn(background.clone().run_until_cancelled_owned(commit_by_time(tree, log)));
+        if let Some(collector) = mounted.collector(options.garbage) {
+            tokio::spawn(background.clone().run_until_cancelled_owned(collector.keep()));
+        }
         if let Some(held) = &mounted.held {
             tokio::spawn(background.clone().run_until_cancelled_owned(Arc::clone(held).keep()));
             let lost = lost(Arc::clone(&mounted), Arc::clone(held));
@@ -106,14 +121,14 @@ impl Mounted {
         Ok(mounted)
     }
 
-    /// Opens the volume for reading, as its last commits left it. Nothing is written, and nobody
-    /// learns of it.
+    /// Opens the volume for reading, as its last commits left it. Nothing is written but its mark.
     ///
     /// # Errors
     /// The bucket's; `Io`: an object is damaged or missing, with its name.
     pub(crate) async fn open_read_only(
         bucket: Bucket,
         last: LastManifest,
+        mark: Option<Mark>,
         options: MountOptions,
     ) -> Result<Arc<Self>> {
         let MountOptions { codec, window, size_max, .. } = options;
@@ -128,7 +143,16 @@ impl Mounted {
         let segments = Segments::new(bucket.bulk(), codec, Arc::clone(&log), 0);
         let tree = Tree::open(Arc::new(engine), segments, 0, size_max).await?;
         let (background, is_closed) = (CancellationToken::new(), Mutex::new(false));
-        Ok(Arc::new(Self { tree, log, bucket, held: None, background, is_closed, is_read_only: true }))
+        let marking = mark.map(|mark| tokio::spawn(mark.keep_until(background.clone())));
+        let (engine, held, is_read_only, marking) = (None, None, true, Mutex::new(marking));
+        Ok(Arc::new(Self { tree, log, bucket, engine, held, background, is_closed, is_read_only, marking }))
+    }
+
+    /// What removes its garbage; none: it is only read.
+    pub(crate) fn collector(&self, timing: Timing) -> Option<Collector> {
+        let engine = Arc::clone(self.engine.as_ref()?);
+        let parts = (Arc::clone(&self.tree), Arc::clone(&self.log), engine);
+        Some(Collector::new(parts, self.bucket.bulk(), timing))
     }
 
     /// Whether nothing can be changed.
@@ -193,6 +217,10 @@ impl Mounted {
             return;
         }
         self.background.cancel();
+        let marking = self.marking.lock().take();
+        if let Some(marking) = marking {
+            let _it_ended = marking.await;
+        }
         let closed = match self.tree.sync_all().await {
             Ok(()) => self.tree.engine.close().await,
             Err(error) => Err(error),

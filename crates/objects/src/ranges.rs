@@ -102,6 +102,8 @@ impl Tree {
         len: u64,
     ) -> Result<u64> {
         let op = "copy range";
+        // What it finds in one file may be gone there before the other has it.
+        let _under_way = self.work.begin();
         let (size, mut len) = {
             let state = self.lock_settled(src).await?;
             may_have_data(&state, op)?;

@@ -8,6 +8,9 @@
 //! | `X` inode, name | an extended attribute's value |
 //! | `O` inode | none: an inode without a name that is to be removed; or the size it is cut to |
 //! | `C` | [`Totals`], merged |
+//! | `G` | none: of each object that has data it is known how much of it is alive |
+//! | `G` object | bytes of extents that refer to the object, merged |
+//! | `L` | the number of the object of the log up to which garbage was looked for |
 //!
 //! Numbers in keys are big-endian, so that the engine's order is theirs. Extents are found by their
 //! end: the first whose end lies behind an offset is the only one that can hold it.
@@ -196,6 +199,45 @@ pub(crate) struct Totals {
 
 /// The key of [`Totals`].
 pub(crate) const TOTALS: &[u8] = b"C";
+
+/// The key of the mark that there are rows with [`live_key`]s: volumes of early builds have none.
+pub(crate) const COUNTED: &[u8] = b"G";
+
+/// The key of the number up to which the log was searched for garbage.
+pub(crate) const SEARCHED: &[u8] = b"L";
+
+/// The longest [`live_key`].
+pub(crate) const LIVE_KEY_BYTES_MAX: usize = 18;
+
+/// The key of the bytes that are alive in an object.
+pub(crate) fn live_key(object: Object) -> Vec<u8> {
+    let mut key = COUNTED.to_vec();
+    match object {
+        Object::Log(number) => {
+            key.push(b'L');
+            key.extend_from_slice(&number.to_be_bytes());
+        }
+        Object::Segment(epoch, number) => {
+            key.push(b'S');
+            key.extend_from_slice(&epoch.to_be_bytes());
+            key.extend_from_slice(&number.to_be_bytes());
+        }
+    }
+    key
+}
+
+/// The object of a [`live_key`].
+pub(crate) fn live_object(key: &[u8]) -> Result<Object> {
+    let number = |from: usize| key.get(from..from + 8)?.try_into().ok().map(u64::from_be_bytes);
+    let object = match (key.get(1), key.len()) {
+        (Some(b'L'), 10) => number(2).map(Object::Log),
+        (Some(b'S'), LIVE_KEY_BYTES_MAX) => {
+            number(2).zip(number(10)).map(|(epoch, number)| Object::Segment(epoch, number))
+        }
+        _ => None,
+    };
+    object.ok_or_else(|| corrupted("a count of live bytes"))
+}
 
 fn key(tag: u8, ino: u64, rest: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity(9 + rest.len());

@@ -51,6 +51,15 @@ fn name(epoch: u64, number: u64) -> String {
     format!("seg/{:02x}/{epoch:016x}/{number:016x}", number & 0xff)
 }
 
+/// The segment with this name.
+pub(crate) fn segment_of(name: &str) -> Option<Object> {
+    let mut parts = name.strip_prefix("seg/")?.split('/').skip(1);
+    let (epoch, number) = (parts.next()?, parts.next()?);
+    let object = Object::Segment(u64::from_str_radix(epoch, 16).ok()?, u64::from_str_radix(number, 16).ok()?);
+    // No other name of the same numbers.
+    (object_name(object) == name).then_some(object)
+}
+
 impl Segments {
     pub(crate) fn new(bucket: Bucket, codec: Codec, log: Arc<CommitLog>, epoch: u64) -> Self {
         let epoch = if is_on("segments-epoch-not-raised") { 1 } else { epoch };
@@ -159,7 +168,8 @@ impl Segments {
     }
 }
 
-fn object_name(object: Object) -> String {
+/// An object's name.
+pub(crate) fn object_name(object: Object) -> String {
     match object {
         Object::Log(number) => crate::log::object::name(number),
         Object::Segment(epoch, number) => name(epoch, number),

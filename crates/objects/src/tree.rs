@@ -23,6 +23,7 @@ use crate::node::{LockedNodes, Nodes, Pin, State};
 use crate::pending::Pending;
 use crate::rows::{self, EntryRow, InodeRow, Kind, Totals, entry_key, inode_key, orphan_key, to_bytes};
 use crate::segments::Segments;
+use crate::work::Work;
 
 const SET_UID: u32 = 0o4000;
 const SET_GID: u32 = 0o2000;
@@ -52,6 +53,7 @@ pub(crate) struct Tree {
     pub(crate) uploads: Semaphore,
     pub(crate) nodes: Nodes,
     pub(crate) pending: Pending,
+    pub(crate) work: Work,
     pub(crate) runtime: tokio::runtime::Handle,
     /// Renames of directories, one at a time: none puts a directory below itself.
     pub(crate) renames: AsyncMutex<()>,
@@ -86,6 +88,7 @@ impl Tree {
             uploads: Semaphore::new(UPLOADS),
             nodes: Nodes::default(),
             pending: Pending::default(),
+            work: Work::default(),
             runtime: tokio::runtime::Handle::current(),
             renames: AsyncMutex::new(()),
             totals: Mutex::new(totals),
@@ -114,6 +117,7 @@ impl Tree {
         let row = InodeRow { nlink: 2, parent: ROOT, ..new_row(Kind::Directory, 0o755, creator) };
         let mut batch = Batch::default();
         batch.put(inode_key(ROOT), to_bytes(&row));
+        batch.put(rows::COUNTED.to_vec(), bytes::Bytes::new());
         batch.totals.inodes = 1;
         self.write(batch).await
     }
@@ -385,6 +389,7 @@ impl Tree {
             for (key, row) in extents {
                 let extent: rows::ExtentRow = rows::from_bytes(&row, "an extent")?;
                 batch.totals.bytes -= i64::try_from(extent.len).unwrap_or(i64::MAX);
+                batch.unrefer(&extent);
                 batch.delete(key.to_vec());
             }
             xattrs.into_iter().for_each(|(key, _)| batch.delete(key.to_vec()));

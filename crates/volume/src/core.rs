@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use store::{ObjectId, Store, Watch};
+use store::{Store, Watch};
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::mutant::is_on;
-use sync::{Clock, Mutex, RealClock, StatCounter};
+use sync::{Clock, RealClock, StatCounter};
 use writeback::{Bdi, Budget, SyncPolicy};
 
 use crate::cancel::WakeEvent;
 use crate::deferred_close::DeferredClose;
 use crate::events::Events;
+use crate::failed_reads::FailedReads;
 use crate::inode::Inode;
 use crate::io::page::Pool;
 use crate::stall::Stall;
@@ -85,7 +86,7 @@ pub(crate) struct Core {
     pub(crate) span: tracing::Span,
     pub(crate) table: Table,
     pub(crate) counters: Counters,
-    pub(crate) failed_read: FailedRead,
+    pub(crate) failed_reads: FailedReads,
     pub(crate) unsynced: UnsyncedChanges,
     pub(crate) events: Arc<Events>,
     pub(crate) stall: Stall,
@@ -104,18 +105,6 @@ pub(crate) struct Counters {
     pub(crate) bytes_copied: StatCounter,
     pub(crate) writeback_errors: StatCounter,
     pub(crate) waits: StatCounter,
-}
-
-/// The last read that failed: a range that is damaged has one line in the log, however often it is
-/// asked for in a row.
-#[derive(Debug, Default)]
-pub(crate) struct FailedRead(Mutex<Option<(ObjectId, u64)>>);
-
-impl FailedRead {
-    /// Notes a failed read; returns whether it is another one than the last.
-    pub(crate) fn note(&self, id: ObjectId, offset: u64) -> bool {
-        self.0.lock().replace((id, offset)) != Some((id, offset))
-    }
 }
 
 impl Core {
@@ -141,7 +130,7 @@ impl Core {
             span,
             table: Table::default(),
             counters: Counters::default(),
-            failed_read: FailedRead::default(),
+            failed_reads: FailedReads::default(),
             unsynced: UnsyncedChanges::default(),
             events: Arc::default(),
             deferred_close: DeferredClose::default(),

@@ -47,6 +47,7 @@ mod core;
 mod deferred_close;
 mod error;
 pub mod events;
+mod failed_reads;
 mod files;
 mod handles;
 mod inode;

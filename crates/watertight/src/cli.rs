@@ -84,6 +84,15 @@ pub enum Verb {
         and a copy of the object `format` from before can read the volume still: delete old versions of that object where the bucket keeps them.")]
     ChangeKey(ChangeKeyArgs),
 
+    /// Remove objects that nobody needs from the bucket of a volume that is not mounted.
+    #[command(after_help = "Examples:\n  \
+        watertight gc --dry-run s3://bucket/prefix\n  \
+        watertight gc s3://bucket/prefix\n\n\
+        A mount removes by itself what was replaced and deleted, some ten minutes later, and what its holder left undone. This finds \
+        also what hosts have left that crashed or were cut off in the midst of an upload. While the volume is mounted read-only \
+        elsewhere, nothing is removed.")]
+    Gc(GcArgs),
+
     /// Unmount: return when the data is on the store and the store is free.
     #[command(
         visible_alias = "unmount",
@@ -367,6 +376,22 @@ pub struct ChangeKeyArgs {
     /// The key that it gets.
     #[arg(long, value_name = "FILE")]
     pub new_key_file: PathBuf,
+    /// For programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `gc`.
+#[derive(Debug, Args)]
+pub struct GcArgs {
+    /// The volume, as for `format`.
+    pub url: String,
+    /// Only count what would be removed.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// The key of an encrypted volume.
+    #[arg(long, value_name = "FILE")]
+    pub encrypt_key_file: Option<PathBuf>,
     /// For programs.
     #[arg(long)]
     pub json: bool,

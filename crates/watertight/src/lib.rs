@@ -103,8 +103,12 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Info(args) => verbs::info::run(args)?,
         #[cfg(feature = "objects")]
         Verb::ChangeKey(args) => verbs::change_key::run(args)?,
+        #[cfg(feature = "objects")]
+        Verb::Gc(args) => verbs::gc::run(args)?,
         #[cfg(not(feature = "objects"))]
-        Verb::Format(_) | Verb::Info(_) | Verb::ChangeKey(_) => return Err(object_volumes::absent()),
+        Verb::Format(_) | Verb::Info(_) | Verb::ChangeKey(_) | Verb::Gc(_) => {
+            return Err(object_volumes::absent());
+        }
         Verb::Umount(args) => umount::run(args)?,
         Verb::Attach(args) => attach::attach(args)?,
         Verb::Detach(args) => attach::detach(args)?,

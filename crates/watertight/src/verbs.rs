@@ -3,7 +3,7 @@
 //! | module | verb |
 //! |---|---|
 //! | `umount`, `one_of_several`, `ended` | `umount`; of one of several mounts; how a volume ended |
-//! | `format`, `info`, `change_key` | those of their names: volumes on object storage, mounted or not |
+//! | `format`, `info`, `change_key`, `gc` | those of their names: volumes on object storage, mounted or not |
 //! | `attach`, `clone` | `attach`, `detach`, `move`; `clone` |
 //! | `sync`, `status`, `events`, `wait`, `limit`, `top`, `demo`, `bench`, `man_pages` | those of their names |
 //! | `mount_helpers` | `install-helpers`, and the helpers that mount(8) and umount(8) call |
@@ -18,6 +18,8 @@ pub mod ended;
 pub mod events;
 #[cfg(feature = "objects")]
 pub mod format;
+#[cfg(feature = "objects")]
+pub mod gc;
 #[cfg(feature = "objects")]
 pub mod info;
 pub mod limit;

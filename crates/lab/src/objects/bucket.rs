@@ -23,11 +23,9 @@ impl Server {
     /// If the bucket cannot be opened.
     pub(super) fn new(scratch: &Path) -> anyhow::Result<Self> {
         let given = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let (base, endpoint) = match (given("WATERTIGHT_TEST_BUCKET"), given("AWS_ENDPOINT_URL")) {
-            (Some(bucket), Some(endpoint)) => {
-                (format!("s3://{bucket}/lab-{}", std::process::id()), Some(endpoint))
-            }
-            _ => (format!("file://{}/bucket", scratch.display()), None),
+        let (base, endpoint) = match given("WATERTIGHT_TEST_URL") {
+            Some(bucket) => (format!("{bucket}/lab-{}", std::process::id()), given("AWS_ENDPOINT_URL")),
+            None => (format!("file://{}/bucket", scratch.display()), None),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let url = format!("{base}/server").parse()?;
@@ -49,6 +47,12 @@ impl Server {
     /// The URL of a new volume, or of a peer's directory.
     pub(super) fn url(&self, name: &str) -> String {
         format!("{}/{name}", self.base)
+    }
+
+    /// The bucket's own address, if there is a server.
+    pub(super) fn bucket_url(&self) -> Option<String> {
+        let name = self.base.strip_prefix("s3://")?.split('/').next()?;
+        Some(format!("{}/{name}", self.endpoint.as_ref()?))
     }
 
     /// Makes an object, if none has its name; how long that took.

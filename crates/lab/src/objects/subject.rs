@@ -1,8 +1,9 @@
 //! What is mounted from the bucket: a volume, or a directory of a peer's.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -22,8 +23,18 @@ pub(super) struct Subject {
 }
 
 enum Kind {
-    Ours { url: String },
-    Rclone { remote: String, flags: Vec<String> },
+    Ours {
+        url: String,
+    },
+    Rclone {
+        remote: String,
+        flags: Vec<String>,
+    },
+    /// Its metadata are in a database on this host.
+    Juicefs {
+        metadata: String,
+        writeback: bool,
+    },
 }
 
 /// A mount of a subject.
@@ -47,9 +58,10 @@ impl Subject {
     /// If it cannot be formatted.
     pub(super) fn ours(program: &Path, server: &Server, scratch: &Path, name: &str) -> anyhow::Result<Self> {
         let url = server.url(name);
-        let output = Command::new(program).arg("format").arg(&url).stdin(Stdio::null()).output()?;
-        ensure!(output.status.success(), "format: {}", String::from_utf8_lossy(&output.stderr).trim());
-        Self::new(program.to_owned(), scratch, name, Kind::Ours { url })
+        let subject = Self::new(program.to_owned(), scratch, name, Kind::Ours { url: url.clone() })?;
+        let output = subject.command(&["format", &url]).output()?;
+        ensure!(output.status.success(), "format: {}", said(&output));
+        Ok(subject)
     }
 
     /// A directory of rclone's, which keeps what is written and uploads it later.
@@ -64,6 +76,31 @@ impl Subject {
         flags.extend(["--s3-endpoint".to_owned(), endpoint]);
         let remote = format!(":s3:{}", server.url(name).trim_start_matches("s3://"));
         Self::new(program, scratch, name, Kind::Rclone { remote, flags })
+    }
+
+    /// A new volume of JuiceFS's, which with `writeback` keeps what is written and uploads it later.
+    ///
+    /// # Errors
+    /// If JuiceFS is not installed, or cannot format it.
+    pub(super) fn juicefs(
+        server: &Server,
+        scratch: &Path,
+        name: &str,
+        writeback: bool,
+    ) -> anyhow::Result<Self> {
+        let program = crate::volumes::peers::find("juicefs").map_err(anyhow::Error::msg)?;
+        let bucket = server.bucket_url().context("not run: it needs a server")?;
+        let metadata = format!("sqlite3://{}/{name}/metadata.db", scratch.display());
+        let subject =
+            Self::new(program, scratch, name, Kind::Juicefs { metadata: metadata.clone(), writeback })?;
+        let mut format = subject.command(&["format", "--storage", "s3", "--trash-days", "0", "--bucket"]);
+        for (theirs, ours) in [("ACCESS_KEY", "AWS_ACCESS_KEY_ID"), ("SECRET_KEY", "AWS_SECRET_ACCESS_KEY")] {
+            format.env(theirs, std::env::var_os(ours).unwrap_or_default());
+        }
+        let output =
+            format.arg(bucket).arg(metadata).arg(format!("lab-{}-{name}", std::process::id())).output()?;
+        ensure!(output.status.success(), "juicefs format: {}", said(&output));
+        Ok(subject)
     }
 
     fn new(program: PathBuf, scratch: &Path, name: &str, kind: Kind) -> anyhow::Result<Self> {
@@ -84,8 +121,7 @@ impl Subject {
 
     fn mount_at(&self, place: &str, run: &str) -> anyhow::Result<Mounted> {
         let (at, run) = (self.directory.join(place), self.directory.join(run));
-        let mut command = Command::new(&self.program);
-        command.arg("mount");
+        let mut command = self.command(&["mount"]);
         let run = match &self.kind {
             Kind::Ours { url } => {
                 fs::create_dir_all(&run)?;
@@ -95,8 +131,12 @@ impl Subject {
             }
             Kind::Rclone { remote, flags } => {
                 command.arg(remote).arg(&at).args(flags).args(["--vfs-cache-mode", "writes", "--cache-dir"]);
-                // With one, rclone 1.60 refuses every S3 server.
-                command.arg(self.directory.join("cache")).env_remove("AWS_CA_BUNDLE");
+                command.arg(self.directory.join("cache"));
+                None
+            }
+            Kind::Juicefs { metadata, writeback } => {
+                command.args(["--no-usage-report", "--cache-dir"]).arg(self.directory.join("cache"));
+                command.args(writeback.then_some("--writeback")).arg(metadata).arg(&at);
                 None
             }
         };
@@ -104,31 +144,56 @@ impl Subject {
         Ok(Mounted { process, at, run })
     }
 
-    /// How many files another client finds at this moment.
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        // With a bundle, rclone 1.60 refuses every S3 server.
+        command.args(arguments).env_remove("AWS_CA_BUNDLE").stdin(Stdio::null());
+        command
+    }
+
+    /// How many bytes of the files in `tree`, another client does not find at this moment.
     ///
     /// # Errors
     /// If it cannot look.
-    pub(super) fn files_found(&self) -> anyhow::Result<u64> {
+    pub(super) fn bytes_missing(&self, tree: &Path) -> anyhow::Result<u64> {
         match &self.kind {
             Kind::Ours { .. } => {
                 let mounted = self.mount_at("elsewhere", "run-elsewhere")?;
-                let found = count_files(mounted.path());
+                let missing = files(tree)?.into_iter().try_fold(0, |missing, (name, len)| {
+                    let is_there =
+                        fs::read(mounted.path().join(&name)).ok() == Some(fs::read(tree.join(&name))?);
+                    Ok(missing + if is_there { 0 } else { len })
+                });
                 mounted.unmount()?;
-                found
+                missing
             }
             Kind::Rclone { remote, flags } => {
-                let listed = Command::new(&self.program)
-                    .args(["lsf", "--recursive", "--files-only", remote])
-                    .args(flags)
-                    .env_remove("AWS_CA_BUNDLE")
-                    .output()?;
+                let mut list =
+                    self.command(&["lsf", "--recursive", "--files-only", "--format", "sp", remote]);
+                let output = list.args(flags).output()?;
                 // A directory that is not there yet ends it with 3.
                 ensure!(
-                    listed.status.success() || listed.status.code() == Some(3),
+                    output.status.success() || output.status.code() == Some(3),
                     "rclone lsf: {}",
-                    String::from_utf8_lossy(&listed.stderr).trim()
+                    said(&output)
                 );
-                Ok(String::from_utf8_lossy(&listed.stdout).lines().count() as u64)
+                let listed = String::from_utf8_lossy(&output.stdout);
+                let found: HashSet<&str> = listed.lines().collect();
+                let all = files(tree)?.into_iter();
+                let lost = all.filter(|(name, len)| !found.contains(format!("{len};{name}").as_str()));
+                Ok(lost.map(|(_, len)| len).sum())
+            }
+            Kind::Juicefs { metadata, .. } => {
+                let output = self.command(&["fsck", metadata]).output()?;
+                let said = said(&output);
+                if output.status.success() {
+                    return Ok(0);
+                }
+                // `3 objects are lost (9000000 bytes), 3 broken files:`
+                let lost =
+                    said.split_once(" objects are lost (").and_then(|(_, rest)| rest.split_once(" bytes"));
+                lost.and_then(|(bytes, _)| bytes.parse().ok())
+                    .with_context(|| format!("juicefs fsck: {said}"))
             }
         }
     }
@@ -167,18 +232,30 @@ impl Mounted {
     /// If umount(8) fails.
     pub(super) fn unmount(self) -> anyhow::Result<()> {
         let output = Command::new("umount").arg(&self.at).stdin(Stdio::null()).output()?;
-        ensure!(output.status.success(), "umount: {}", String::from_utf8_lossy(&output.stderr).trim());
+        ensure!(output.status.success(), "umount: {}", said(&output));
         // What it does from here on is not waited for, as nobody does.
         std::thread::spawn(move || self.process.stop());
         Ok(())
     }
 }
 
-fn count_files(at: &Path) -> anyhow::Result<u64> {
-    let mut files = 0;
-    for entry in fs::read_dir(at)? {
+/// The files of a tree, by their names in it, and their sizes.
+fn files(tree: &Path) -> anyhow::Result<Vec<(String, u64)>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(tree)? {
         let entry = entry?;
-        files += if entry.file_type()?.is_dir() { count_files(&entry.path())? } else { 1 };
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.file_type()?.is_dir() {
+            files.extend(
+                self::files(&entry.path())?.into_iter().map(|(below, len)| (format!("{name}/{below}"), len)),
+            );
+        } else {
+            files.push((name, entry.metadata()?.len()));
+        }
     }
     Ok(files)
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).trim().to_owned()
 }

@@ -10,10 +10,14 @@ use super::{Bucket, Condition};
 use crate::open::open_bucket;
 use crate::{format, probe};
 
+/// Where the server's bucket is.
+fn url() -> String {
+    std::env::var("WATERTIGHT_TEST_URL").unwrap()
+}
+
 fn bucket(prefix: &str) -> Bucket {
-    let bucket = std::env::var("WATERTIGHT_TEST_BUCKET").unwrap();
     let nonce = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
-    open_bucket(&format!("s3://{bucket}/{prefix}-{nonce}").parse().unwrap()).unwrap()
+    open_bucket(&format!("{}/{prefix}-{nonce}", url()).parse().unwrap()).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -67,6 +71,8 @@ async fn a_real_server_reads_lists_and_deletes() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a server"]
 async fn a_real_server_s_refusals_are_in_plain_words() {
+    let url = url();
+    let Some(name) = url.strip_prefix("s3://") else { return };
     // SeaweedFS makes a bucket that is missing; of these servers it alone looks at each key.
     let is_seaweedfs = std::env::var("WATERTIGHT_TEST_SERVER").is_ok_and(|name| name.contains("seaweedfs"));
     let bucket = open_bucket(&"s3://no-such-bucket-here/v".parse().unwrap()).unwrap();
@@ -79,7 +85,6 @@ async fn a_real_server_s_refusals_are_in_plain_words() {
         println!("{error}");
         assert_eq!(error.kind(), ErrorKind::NoDevice, "{error}");
     }
-    let name = std::env::var("WATERTIGHT_TEST_BUCKET").unwrap();
     let refused = |id: &'static str| {
         let environment = move |variable: &str| match variable {
             "AWS_ACCESS_KEY_ID" => Some(id.to_owned()),
@@ -87,7 +92,7 @@ async fn a_real_server_s_refusals_are_in_plain_words() {
             "HOME" => None,
             _ => std::env::var(variable).ok(),
         };
-        let (store, credentials) = crate::aws::open(&name, &environment).unwrap();
+        let (store, credentials) = crate::aws::open(name, &environment).unwrap();
         let about = crate::problem::About { url: "s3://b/v".to_owned(), credentials };
         Bucket::opened(std::sync::Arc::new(store), "v".into(), about)
     };

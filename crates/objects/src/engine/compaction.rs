@@ -8,10 +8,11 @@ use object_store::path::Path;
 use slatedb::Db;
 use slatedb::admin::AdminBuilder;
 use slatedb::config::{CompactionWorkerOptions, CompactorOptions};
+use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::add_totals::AddTotals;
 use super::clock::Clock;
+use super::sums::Sums;
 use crate::codec::Codec;
 use crate::engine_blocks::Blocks;
 
@@ -36,6 +37,8 @@ pub(super) struct Compaction {
     pub(super) path: Path,
     pub(super) codec: Codec,
     pub(super) clock: Arc<Clock>,
+    /// Held while tables are merged.
+    pub(super) turn: Arc<Mutex<()>>,
 }
 
 impl Compaction {
@@ -55,9 +58,10 @@ impl Compaction {
 
     /// Merges tables until few are left.
     pub(super) async fn run(&self, db: &Db, stop: &CancellationToken) {
+        let Some(_turn) = stop.run_until_cancelled(self.turn.lock()).await else { return };
         let admin = AdminBuilder::new(self.path.clone(), Arc::clone(&self.store))
             .with_system_clock(Arc::clone(&self.clock) as _)
-            .with_merge_operator(Arc::new(AddTotals))
+            .with_merge_operator(Arc::new(Sums))
             .with_block_transformer(Arc::new(Blocks::new(self.codec.clone())))
             .build();
         let worker = CompactionWorkerOptions {

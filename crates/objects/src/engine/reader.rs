@@ -19,16 +19,17 @@ use slatedb::wal::{WalError, WalFileRange, WalIterator, WalReader, WalRows};
 use slatedb::{DbReader, DbReaderMode};
 use store::{Error, ErrorKind, Result};
 
-use super::add_totals::AddTotals;
 use super::cache::TableCache;
 use super::slate::{first_rows, path_below, plain};
+use super::sums::Sums;
 use super::{Batch, Engine};
 use crate::codec::Codec;
 use crate::engine_blocks::Blocks;
 use crate::log::{Replay, Rows};
 
-/// The reader follows nobody: what it shows does not change under its user.
-const POLL: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// The reader follows nobody: what it shows does not change under its user. The engine's first look
+/// comes so long after the year -262,143: with less, it would come at once.
+const POLL: Duration = Duration::from_secs(400_000 * 365 * 24 * 3600);
 
 /// See the [module](self).
 pub(crate) struct ReadEngine(DbReader);
@@ -53,7 +54,7 @@ impl ReadEngine {
             .with_reader_mode(DbReaderMode::FollowLatest)
             .with_options(options)
             .with_db_cache(Arc::new(TableCache::default()), 0)
-            .with_merge_operator(Arc::new(AddTotals))
+            .with_merge_operator(Arc::new(Sums))
             .with_block_transformer(Arc::new(Blocks::new(codec)))
             .with_wal_reader(Arc::new(log))
             .build()

@@ -14,13 +14,14 @@ use slatedb::admin::AdminBuilder;
 use slatedb::config::{DbReaderOptions, FlushOptions, FlushType, ScanOptions, Settings};
 use slatedb::{Db, DbIterator, DbReader, DbReaderMode, WriteBatch};
 use store::{Error, ErrorKind, Result};
+use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::add_totals::AddTotals;
 use super::cache::TableCache;
 use super::clock::Clock;
 use super::compaction::{Compaction, TABLES_MAX, TABLES_URGENT};
+use super::sums::Sums;
 use super::{BATCH_BYTES_MAX, Batch, Engine};
 use crate::codec::Codec;
 use crate::engine_blocks::Blocks;
@@ -37,6 +38,11 @@ const COMMITS: usize = 4;
 pub(crate) struct SlateEngine {
     db: Db,
     log: Arc<CommitLog>,
+    pub(super) store: Arc<dyn ObjectStore>,
+    pub(super) path: Path,
+    pub(super) clock: Arc<Clock>,
+    /// Who merges tables, or removes some.
+    pub(super) turn: Arc<AsyncMutex<()>>,
     /// Ends the merging of tables.
     stop: CancellationToken,
     merging: Mutex<Option<JoinHandle<()>>>,
@@ -95,7 +101,7 @@ pub(crate) async fn totals_in_tables(
         let reader = DbReader::builder(path_below(root), store)
             .with_reader_mode(DbReaderMode::FollowLatest)
             .with_options(options)
-            .with_merge_operator(Arc::new(AddTotals))
+            .with_merge_operator(Arc::new(Sums))
             .with_block_transformer(Arc::new(Blocks::new(codec)))
             .build()
             .await?;
@@ -131,22 +137,24 @@ impl SlateEngine {
         };
         let clock = Arc::new(Clock::default());
         let path = path_below(root);
+        let turn = Arc::new(AsyncMutex::new(()));
         let merging = Compaction {
             store: Arc::clone(&store),
             path: path.clone(),
             codec: codec.clone(),
             clock: Arc::clone(&clock),
+            turn: Arc::clone(&turn),
         };
-        let builder = Db::builder(path, store)
+        let builder = Db::builder(path.clone(), Arc::clone(&store))
             .with_settings(settings)
             .with_system_clock(Arc::clone(&clock) as _)
             .with_db_cache(Arc::new(TableCache::default()), 0)
-            .with_merge_operator(Arc::new(AddTotals))
+            .with_merge_operator(Arc::new(Sums))
             .with_block_transformer(Arc::new(Blocks::new(codec)))
             .with_wal_writer(Box::new(LogInit {
                 log: Arc::clone(&log),
                 nonce,
-                clock,
+                clock: Arc::clone(&clock),
                 earlier: Mutex::new(earlier),
             }));
         // Of two processes that saw this epoch, or both none, one opens the engine.
@@ -157,7 +165,11 @@ impl SlateEngine {
             merging.run(&db, &stop).await;
         }
         let merging = tokio::spawn(merging.keep(db.clone(), stop.clone()));
-        Ok(Self { db, log, stop, merging: Mutex::new(Some(merging)) })
+        Ok(Self { db, log, store, path, clock, turn, stop, merging: Mutex::new(Some(merging)) })
+    }
+
+    pub(super) async fn flush(&self, what: FlushOptions) -> Result<()> {
+        self.db.flush_with_options(what).await.map_err(|error| self.failed(&error))
     }
 
     /// A failure, by its cause in the log if there is one.
@@ -206,6 +218,9 @@ impl Engine for SlateEngine {
         if batch.totals != Totals::default() {
             writes.merge(rows::TOTALS, rows::to_bytes(&batch.totals));
         }
+        for (object, change) in batch.live.iter().filter(|(_, change)| **change != 0) {
+            writes.merge(rows::live_key(*object), rows::to_bytes(change));
+        }
         self.db.write(writes).await.map(drop).map_err(|error| self.failed(&error))
     }
 
@@ -213,8 +228,7 @@ impl Engine for SlateEngine {
         // Those who wait here share the next commit: the first of them seals what all have written,
         // and the others find nothing to send.
         self.log.wait_for_turn(COMMITS).await;
-        let wal = FlushOptions { flush_type: FlushType::Wal };
-        self.db.flush_with_options(wal).await.map_err(|error| self.failed(&error))
+        self.flush(FlushOptions { flush_type: FlushType::Wal }).await
     }
 
     async fn close(&self) -> Result<()> {
@@ -224,10 +238,10 @@ impl Engine for SlateEngine {
             let _it_ended = merging.await;
         }
         let tables = FlushOptions { flush_type: FlushType::MemTable };
-        let written = self.db.flush_with_options(tables).await;
+        let written = self.flush(tables).await;
         // Also where that failed: its tasks end.
-        let closed = self.db.close().await;
-        written.and(closed).map_err(|error| self.failed(&error))
+        let closed = self.db.close().await.map_err(|error| self.failed(&error));
+        written.and(closed)
     }
 }
 

@@ -40,8 +40,14 @@ impl WriterInit for LogInit {
         self.clock.raise(manifest.manifest().last_l0_clock_tick());
         let stamps = rows.0.iter().flat_map(|rows| rows.rows.iter().filter_map(|row| row.create_ts));
         stamps.for_each(|stamp| self.clock.raise(stamp));
-        *self.log.state.lock() =
-            State { epoch, nonce: self.nonce, open: next, durable: next - 1, ..State::default() };
+        *self.log.state.lock() = State {
+            epoch,
+            nonce: self.nonce,
+            first: next,
+            open: next,
+            durable: next - 1,
+            ..State::default()
+        };
         Ok(WriterInitResult {
             replay_iterator: Box::new(rows),
             wal_writer: Box::new(Writer(Arc::clone(&self.log))),

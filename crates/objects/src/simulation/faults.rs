@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::stream::BoxStream;
+use futures_util::StreamExt as _;
+use futures_util::stream::{self, BoxStream};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
@@ -215,7 +216,19 @@ impl ObjectStore for FaultyObjects {
     }
 
     fn delete_stream(&self, paths: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.world.objects.delete_stream(paths)
+        let this = Self { world: Arc::clone(&self.world), is_cut: Arc::clone(&self.is_cut) };
+        let deleted = async move {
+            let sent = this.request().await;
+            // Whether its answer is lost after it was carried out, or it was not.
+            if sent.is_ok() || this.world.below(2) == 0 {
+                let deleted: Vec<_> = this.world.objects.delete_stream(paths).collect().await;
+                if sent.is_ok() {
+                    return stream::iter(deleted);
+                }
+            }
+            stream::iter(vec![Err(lost())])
+        };
+        stream::once(deleted).flatten().boxed()
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {

@@ -18,6 +18,8 @@ use tokio::runtime::Runtime;
 use super::faults::{FaultyObjects, Random, World};
 use super::model::{Content, Model, Seen};
 use crate::bucket::{Bucket, Patience};
+use crate::garbage::Timing;
+use crate::garbage::tests::assert_counted;
 use crate::mount::{MountOptions, Mounted};
 use crate::tree::Tree;
 
@@ -126,7 +128,8 @@ impl Volume {
     async fn open(&self, taker: &Taker, is_cut: Arc<AtomicBool>) -> Option<Arc<Mounted>> {
         let bucket = Bucket::new(Arc::new(FaultyObjects::new(&self.world, is_cut)), "v".into());
         let bucket = bucket.seeded(taker.number.into()).with_patience(Patience::UntilStopped);
-        let options = MountOptions::plain(self.window, [taker.number; 16]);
+        let garbage = Timing { every: Duration::from_secs(1), passes: 1 };
+        let options = MountOptions { garbage, ..MountOptions::plain(self.window, [taker.number; 16]) };
         let last = Mounted::last_manifest(&bucket).await;
         let last = last.unwrap_or_else(|error| panic!("the newest manifest cannot be read: {error}"));
         let epoch = last.map_or(0, |last| last.epoch) + 1;
@@ -238,6 +241,8 @@ impl Life {
         for _ in 0..self.random.below(STEPS) {
             self.step(tree).await?;
         }
+        tree.sync_all().await?;
+        assert_counted(tree).await?;
         self.change_and_sync(tree).await
     }
 

@@ -64,6 +64,7 @@ fn a_volume_that_keeps_no_order_is_caught() {
     const FALSE: &str = "a holder that was taken over acknowledges what it changed since";
     const TORN: &str = "the content is one version, whole";
     const OWN: &str = "what the holder itself wrote is not there";
+    const GONE: &str = "the object is missing";
     let test = "simulation::schedules::what_was_acknowledged_is_found_by_the_next_holder";
     // The log.
     assert_caught_by_any(test, &["log-acknowledged-out-of-order"], &[LOST, FAILS]);
@@ -79,6 +80,13 @@ fn a_volume_that_keeps_no_order_is_caught() {
     assert_caught_by_any(test, &["inodes-epoch-not-raised"], &[LOST, FAILS, OWN]);
     assert_caught_by_any(test, &["rounds-end-in-any-order", "size-before-its-extents"], &[LOST, OWN, TORN]);
     assert_caught(test, &["fsync-without-its-data"], LOST);
+    // Garbage.
+    assert_caught_by_any(test, &["garbage-not-durable"], &[LOST, FAILS, OWN, GONE]);
+    let test = "garbage::tests::what_is_under_way_keeps_what_it_may_use";
+    assert_caught(test, &["garbage-in-use"], "what is under way finds its data gone");
+    let test = "garbage::tests::an_earlier_holder_acknowledges_nothing_after_a_collection";
+    let acknowledges = "a holder that was taken over acknowledges after a collection";
+    assert_caught(test, &["garbage-fence-collected"], acknowledges);
     let test = "simulation::schedules::an_fsync_uploads_its_own_data";
     assert_caught(test, &["fsync-of-all-files"], "an fsync uploads another file's data");
 }

@@ -167,12 +167,14 @@ impl Inode {
         let read = self.read_within_limits(ctx, buf, offset);
         if let Err(Error::Store(error)) = &read
             && error.kind() == ErrorKind::Io
-            && self.core.failed_read.note(self.id, offset)
+            && let now = self.core.options.clock.now()
+            && let Some(left_out) = self.core.failed_reads.note(self.id, offset, now)
         {
             let path = self.core.store.path_of(self.id);
             let (volume, path) =
                 (self.core.options.name.as_str(), path.as_ref().map(|path| path.to_string_lossy()));
-            tracing::error!(volume, node = self.id.0, path = path.as_deref(), offset, %error, "a read failed");
+            let (node, path) = (self.id.0, path.as_deref());
+            tracing::error!(volume, node, path, offset, %error, left_out, "a read failed");
         }
         read
     }

@@ -1,6 +1,6 @@
 //! Volumes on object storage: the verbs `format` and `info`, and all that names a store.
 //!
-//! By `file://` and `memory://`, which need no server; with `WATERTIGHT_TEST_BUCKET`, as
+//! By `file://` and `memory://`, which need no server; with `WATERTIGHT_TEST_URL`, as
 //! `tests/servers run` sets it, in a bucket of that server.
 
 mod attributes;
@@ -38,10 +38,10 @@ impl World {
 
     /// Without the right to mount.
     fn of(rig: Rig, options: &[&str]) -> Self {
-        let url = match std::env::var("WATERTIGHT_TEST_BUCKET") {
+        let url = match std::env::var("WATERTIGHT_TEST_URL") {
             Ok(bucket) => {
                 let unique = rig.root.file_name().and_then(|name| name.to_str()).unwrap();
-                format!("s3://{bucket}/{}-{unique}", std::process::id())
+                format!("{bucket}/{}-{unique}", std::process::id())
             }
             Err(_) => format!("file://{}/bucket", rig.root.display()),
         };

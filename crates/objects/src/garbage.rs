@@ -1,0 +1,378 @@
+//! Garbage collection: the holder removes objects that nobody needs, behind everybody's work.
+//!
+//! | objects | are garbage when |
+//! |---|---|
+//! | segments, and the log's objects with data | no extent refers to them: their row `G` says 0 |
+//! | the log's objects | and their rows are in the engine's tables |
+//! | the engine's tables | neither its newest manifest nor a merge names them |
+//!
+//! # Why nothing is removed that somebody needs
+//! - **After a crash.** An object is removed after the log's object is durable that took its last
+//!   extent away. Whoever opens the volume later replays that, too.
+//! - **Here.** What is under way may use what it found before ([`crate::work`]): it is waited for.
+//!   Nothing that begins later finds the object, for no row names it; and what no row names yet is of
+//!   something under way that began before it was written.
+//! - **By an earlier holder that does not know yet.** It may read what is gone, which fails. It never
+//!   acknowledges: that rests on the fence, and fences are never collected.
+//! - **By a later holder.** What this one finds to be garbage is garbage in every state that follows.
+//!   One that was taken over and does not know it removes nothing else.
+//! - **By readers elsewhere.** They have marks ([`crate::readers`]), and while there is one nothing
+//!   is removed; one that has just begun finds what was found to be garbage [`Timing::passes`] ago
+//!   no more than others do.
+//!
+//! Time is counted in passes, which a process that is stopped does not make.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use store::{Error, ErrorKind, Result};
+use sync::mutant::is_on;
+use tokio::time::MissedTickBehavior;
+
+use crate::bucket::Bucket;
+use crate::engine::{Batch, Engine as _, Records, SlateEngine};
+use crate::log::CommitLog;
+use crate::log::object::{self, HEADER, Header, LogKind};
+use crate::readers::Readers;
+use crate::rows::{self, Object};
+use crate::segments;
+use crate::tree::Tree;
+
+/// Rows that are read at a time.
+const BATCH: usize = 1024;
+/// Objects that wait for being removed at a time; more are found when those are gone.
+const WAITING_MAX: usize = 64 << 10;
+
+/// When garbage is looked for, and how long it stays.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timing {
+    pub(crate) every: Duration,
+    /// Passes that find an object to be garbage before it is removed.
+    pub(crate) passes: u32,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self { every: Duration::from_secs(300), passes: 3 }
+    }
+}
+
+/// What a collection did, or would do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Collected {
+    pub(crate) objects: u64,
+    pub(crate) bytes: u64,
+    /// Nothing was removed: there are readers elsewhere.
+    pub(crate) is_read: bool,
+}
+
+/// Something that may be garbage.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Garbage {
+    /// An object whose data is dead; an object of the log may have none.
+    Data(Object),
+    /// An object of the engine's.
+    Engine(String),
+}
+
+/// When something was found to be garbage.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    passes: u32,
+    /// The object of the log that says so.
+    number: u64,
+    /// What began before may use it.
+    work: u64,
+}
+
+/// Looks for garbage in one volume, and removes it.
+#[derive(Debug)]
+pub(crate) struct Collector {
+    tree: Arc<Tree>,
+    log: Arc<CommitLog>,
+    engine: Arc<SlateEngine>,
+    bucket: Bucket,
+    timing: Timing,
+    found: BTreeMap<Garbage, Found>,
+    readers: Readers,
+    /// The log was searched up to here: what is left there are fences, and objects with data.
+    searched: Option<u64>,
+    fences: BTreeSet<u64>,
+    /// What was written when nothing was found, and the newest manifest then.
+    quiet: Option<u64>,
+    listed: Option<u64>,
+}
+
+impl Collector {
+    pub(crate) fn new(
+        (tree, log, engine): (Arc<Tree>, Arc<CommitLog>, Arc<SlateEngine>),
+        bucket: Bucket,
+        timing: Timing,
+    ) -> Self {
+        Self {
+            tree,
+            log,
+            engine,
+            bucket,
+            timing,
+            found: BTreeMap::new(),
+            readers: Readers::default(),
+            searched: None,
+            fences: BTreeSet::new(),
+            quiet: None,
+            listed: None,
+        }
+    }
+
+    /// Collects until the volume fails.
+    pub(crate) async fn keep(mut self) {
+        let mut ticks = tokio::time::interval(self.timing.every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks.tick().await;
+        loop {
+            ticks.tick().await;
+            match self.pass().await {
+                Ok(0) => {}
+                Ok(objects) => tracing::debug!(objects, "objects that nobody needs were removed"),
+                Err(error) => {
+                    tracing::debug!(%error, "garbage stays");
+                    if self.log.failure().is_some() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Looks for garbage once, and removes what was found often enough; returns how many objects.
+    pub(crate) async fn pass(&mut self) -> Result<usize> {
+        let written = self.log.last_number();
+        if self.found.is_empty() && self.quiet == Some(written) {
+            return Ok(0);
+        }
+        if !self.is_counted().await? {
+            self.quiet = Some(written);
+            return Ok(0);
+        }
+        let records = self.records().await?;
+        let mut garbage = self.dead_data(records.replay_after).await?;
+        garbage.extend(self.log_without_data(records.replay_after).await?);
+        if self.listed != Some(records.newest) || self.found.keys().any(|g| matches!(g, Garbage::Engine(_))) {
+            garbage.extend(self.unused(&records).await?);
+            self.listed = Some(records.newest);
+        }
+        self.find(garbage);
+        self.quiet = self.found.is_empty().then_some(written);
+        Ok(self.remove_due().await?.map_or(0, |names| names.len()))
+    }
+
+    /// Looks for all the garbage that there is, also for what lost hosts have left, which nobody else
+    /// looks for; removes it, unless that is only `tried`. Nothing else uses the volume meanwhile.
+    pub(crate) async fn collect(&mut self, is_tried: bool) -> Result<Collected> {
+        if !self.is_counted().await? {
+            let why = "an early build made this volume, which did not count what is in use: copy its files to a new one";
+            return Err(Error::with(ErrorKind::Unsupported, "collect garbage", why));
+        }
+        if !is_tried {
+            // The log's objects are garbage when their rows are in tables.
+            self.tree.sync_all().await?;
+            drop(self.engine.settle().await?);
+        }
+        let mut sizes = BTreeMap::new();
+        for dir in ["seg", "log", "meta"] {
+            let listed = self.bucket.list_sizes(dir).await?;
+            sizes.extend(listed.into_iter().map(|(name, bytes)| (format!("{dir}/{name}"), bytes)));
+        }
+        let records = self.records().await?;
+        self.searched = Some(0);
+        let mut garbage = self.dead_data(records.replay_after).await?;
+        garbage.extend(self.log_without_data(records.replay_after).await?);
+        garbage.extend(self.unused(&records).await?);
+        garbage.extend(self.segments_without_rows(sizes.keys()).await?);
+        self.find(garbage);
+        let names = if is_tried { Some(self.names_found()) } else { self.remove_due().await? };
+        let is_read = names.is_none();
+        // Of those that were there: a crash may have come between an object and its row.
+        let bytes: Vec<u64> =
+            names.unwrap_or_default().iter().filter_map(|name| sizes.get(name)).copied().collect();
+        Ok(Collected { objects: bytes.len() as u64, bytes: bytes.iter().sum(), is_read })
+    }
+
+    /// Whether the volume's rows say what is alive.
+    async fn is_counted(&self) -> Result<bool> {
+        Ok(self.engine.get(rows::COUNTED).await?.is_some())
+    }
+
+    /// Takes note of what is garbage now. The rows that say so are in what is written by now, and
+    /// what begins from here on finds nothing of it.
+    fn find(&mut self, garbage: Vec<Garbage>) {
+        let now = Found { passes: 0, number: self.log.last_number(), work: self.tree.work.next() };
+        let mut found = BTreeMap::new();
+        for garbage in garbage.into_iter().take(WAITING_MAX) {
+            let before = self.found.get(&garbage).copied().unwrap_or(now);
+            found.insert(garbage, Found { passes: before.passes + 1, ..before });
+        }
+        self.found = found;
+    }
+
+    fn names_found(&self) -> Vec<String> {
+        let name = |garbage: &Garbage| match garbage {
+            Garbage::Data(object) => segments::object_name(*object),
+            Garbage::Engine(name) => name.clone(),
+        };
+        self.found.keys().map(name).collect()
+    }
+
+    /// The engine's state, if this process is its writer.
+    async fn records(&self) -> Result<Records> {
+        let records = self.engine.records().await?;
+        if records.epoch != self.log.epoch() {
+            return Err(Error::with(
+                ErrorKind::Io,
+                "collect garbage",
+                "another host has taken the volume over",
+            ));
+        }
+        Ok(records)
+    }
+
+    /// Objects that no extent refers to any more, and whose rows are in tables.
+    async fn dead_data(&self, replay_after: u64) -> Result<Vec<Garbage>> {
+        let (mut from, end) = ([rows::COUNTED, &[0]].concat(), rows::all_keys(b'G').end);
+        let mut dead = Vec::new();
+        loop {
+            let counts = self.engine.scan(from.clone()..end.clone(), BATCH).await?;
+            let is_last = counts.len() < BATCH;
+            for (key, live) in counts {
+                let object = rows::live_object(&key)?;
+                let live: i64 = rows::from_bytes(&live, "a count of live bytes")?;
+                let is_kept = matches!(object, Object::Log(number) if number > replay_after);
+                if live == 0 && !is_kept {
+                    dead.push(Garbage::Data(object));
+                }
+                from = [&key[..], &[0]].concat();
+            }
+            if is_last {
+                return Ok(dead);
+            }
+        }
+    }
+
+    async fn unused(&self, records: &Records) -> Result<Vec<Garbage>> {
+        let unused = self.engine.unused(&self.bucket, records).await?;
+        Ok(unused.into_iter().map(Garbage::Engine).collect())
+    }
+
+    /// Segments of earlier holders that no row ever named: those made them in their last moments.
+    async fn segments_without_rows(&self, names: impl Iterator<Item = &String>) -> Result<Vec<Garbage>> {
+        let mut found = Vec::new();
+        for object in names.filter_map(|name| segments::segment_of(name)) {
+            let is_earlier = matches!(object, Object::Segment(epoch, _) if epoch < self.log.epoch());
+            if is_earlier && self.engine.get(&rows::live_key(object)).await?.is_none() {
+                found.push(Garbage::Data(object));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Objects of the log whose rows are in tables, and that never had data.
+    async fn log_without_data(&mut self, replay_after: u64) -> Result<Vec<Garbage>> {
+        let searched = match self.searched {
+            Some(searched) => searched,
+            None => {
+                let row = self.engine.get(rows::SEARCHED).await?;
+                row.map_or(Ok(0), |row| rows::from_bytes(&row, "the number of an object of the log"))?
+            }
+        };
+        let after = object::name(searched);
+        let names = self.bucket.list("log", Some(after.trim_start_matches("log/"))).await?;
+        let numbers = names.iter().filter_map(|name| object::number_of(name));
+        let mut found = Vec::new();
+        let mut done = replay_after;
+        for number in numbers.take_while(|number| *number <= replay_after) {
+            let object = Object::Log(number);
+            if self.is_fence(number).await? || self.engine.get(&rows::live_key(object)).await?.is_some() {
+                continue;
+            }
+            done = done.min(number - 1);
+            found.push(Garbage::Data(object));
+        }
+        self.searched = Some(searched.max(done));
+        self.fences = self.fences.split_off(&searched);
+        Ok(found)
+    }
+
+    /// Whether an object of the log is a fence; also where that cannot be said.
+    async fn is_fence(&mut self, number: u64) -> Result<bool> {
+        if is_on("garbage-fence-collected") {
+            return Ok(false);
+        }
+        if self.fences.contains(&number) {
+            return Ok(true);
+        }
+        if self.log.is_own(number) || self.found.contains_key(&Garbage::Data(Object::Log(number))) {
+            return Ok(false);
+        }
+        let header = match self.bucket.get_range(&object::name(number), 0..HEADER as u64).await {
+            Ok(header) => Header::read(&header, number),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        let is_fence = header.map_or(true, |header| header.kind == LogKind::Fence);
+        if is_fence {
+            self.fences.insert(number);
+        }
+        Ok(is_fence)
+    }
+
+    /// Removes what was garbage for long enough, in the log as it is durable, and is used by nobody;
+    /// returns the names of the objects. `None`: there are readers elsewhere.
+    async fn remove_due(&mut self) -> Result<Option<Vec<String>>> {
+        let is_due = |found: &Found| {
+            (found.passes >= self.timing.passes && self.log.is_durable(found.number)
+                || is_on("garbage-not-durable"))
+                && (self.tree.work.has_ended_before(found.work) || is_on("garbage-in-use"))
+        };
+        let due: Vec<_> = self
+            .found
+            .iter()
+            .filter(|(_, found)| is_due(found))
+            .map(|(garbage, _)| garbage.clone())
+            .collect();
+        if due.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        if self.readers.look(&self.bucket).await? {
+            return Ok(None);
+        }
+        let (mut names, mut batch) = (Vec::new(), Batch::default());
+        for garbage in &due {
+            let Garbage::Data(object) = garbage else { continue };
+            names.push(segments::object_name(*object));
+            batch.delete(rows::live_key(*object));
+        }
+        let tables: Vec<_> = due
+            .iter()
+            .filter_map(|garbage| match garbage {
+                Garbage::Engine(name) => Some(name.clone()),
+                Garbage::Data(_) => None,
+            })
+            .collect();
+        // Before anything goes: it is still this process that holds the volume.
+        let no_merge = if tables.is_empty() { None } else { Some(self.engine.settle().await?) };
+        let records = self.records().await?;
+        names.extend(tables.into_iter().filter(|name| !records.has(name)));
+        self.bucket.delete_many(&names).await?;
+        drop(no_merge);
+        if let Some(searched) = self.searched {
+            batch.put(rows::SEARCHED.to_vec(), rows::to_bytes(&searched));
+        }
+        self.tree.write(batch).await?;
+        self.found.retain(|garbage, _| !due.contains(garbage));
+        Ok(Some(names))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

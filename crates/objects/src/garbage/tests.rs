@@ -1,0 +1,211 @@
+use std::io::IoSlice;
+
+use object_store::memory::InMemory;
+use store::{AllocateMode, Creator, FileType, Name, NewNode, ObjectId};
+
+use super::*;
+use crate::mount::{MountOptions, Mounted};
+use crate::node::Pin;
+use crate::readers::Mark;
+
+const ROOT: ObjectId = ObjectId::ROOT;
+
+fn bucket(objects: &Arc<InMemory>) -> Bucket {
+    Bucket::new(Arc::clone(objects) as _, "v".into())
+}
+
+async fn open(objects: &Arc<InMemory>, nonce: u8) -> Arc<Mounted> {
+    let last = Mounted::last_manifest(&bucket(objects)).await.unwrap();
+    Mounted::open(bucket(objects), last, MountOptions::plain(4, [nonce; 16])).await.unwrap()
+}
+
+fn collector(mounted: &Mounted, passes: u32) -> Collector {
+    mounted.collector(Timing { passes, ..Timing::default() }).unwrap()
+}
+
+fn name(name: &str) -> Name<'_> {
+    Name::new(name.as_ref()).unwrap()
+}
+
+async fn make(tree: &Arc<Tree>, file: &str) -> Pin {
+    let creator = Creator { uid: 0, gid: 0, umask: 0 };
+    let what = NewNode::Special { kind: FileType::Regular, rdev: 0 };
+    let made = tree.make(ROOT, name(file), what, 0o644, creator).await.unwrap();
+    let pin = tree.pin_used(made.id.0, "test").unwrap();
+    tree.forget(made.id.0, 1);
+    pin
+}
+
+async fn write(tree: &Arc<Tree>, pin: &Pin, byte: u8, len: usize) {
+    tree.write_at(pin, &[IoSlice::new(&vec![byte; len])], 0).await.unwrap();
+    tree.sync_file(pin).await.unwrap();
+}
+
+async fn read(tree: &Arc<Tree>, pin: &Pin, len: usize) -> Vec<u8> {
+    let mut data = vec![0; len];
+    assert_eq!(tree.read_at(pin, &mut data, 0).await.unwrap(), len);
+    data
+}
+
+/// Each object has as many live bytes as extents refer to.
+pub(crate) async fn assert_counted(tree: &Tree) -> Result<()> {
+    let mut live = BTreeMap::new();
+    for (_, row) in tree.engine.scan(rows::all_keys(b'E'), usize::MAX).await? {
+        let extent: rows::ExtentRow = rows::from_bytes(&row, "an extent")?;
+        if let Some((stored, _)) = extent.data {
+            *live.entry(stored.object).or_insert(0) += i64::try_from(extent.len).unwrap();
+        }
+    }
+    for (key, count) in tree.engine.scan(rows::all_keys(b'G'), usize::MAX).await? {
+        if key != rows::COUNTED {
+            let object = rows::live_object(&key)?;
+            let count: i64 = rows::from_bytes(&count, "a count")?;
+            assert_eq!(count, live.remove(&object).unwrap_or(0), "the live bytes of {object:?}");
+        }
+    }
+    assert!(live.is_empty(), "not counted: {live:?}");
+    Ok(())
+}
+
+const LARGE: usize = 300_000;
+
+#[tokio::test]
+async fn what_is_replaced_and_deleted_leaves_the_bucket_and_what_is_in_use_stays() {
+    let objects = Arc::default();
+    for life in 1..=6_u8 {
+        let mounted = open(&objects, life).await;
+        let (tree, mut collector) = (mounted.tree(), collector(&mounted, 2));
+        let kept = match tree.lookup(ROOT, name("kept")).await {
+            Ok(entry) => {
+                let pin = tree.pin_used(entry.id.0, "test").unwrap();
+                tree.forget(entry.id.0, 1);
+                pin
+            }
+            Err(_) => make(tree, "kept").await,
+        };
+        let (small, large) = (make(tree, "small").await, make(tree, "large").await);
+        for round in 0..8 {
+            write(tree, &kept, life, LARGE).await;
+            write(tree, &small, round, 5000).await;
+            write(tree, &large, round, LARGE).await;
+            let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
+            tree.allocate(&large, punch, 1000, 4096).await.unwrap();
+            // From one file to another, by reference.
+            tree.copy_range((&kept, 100), (&small, 100), 200_000).await.unwrap();
+            assert_counted(tree).await.unwrap();
+        }
+        drop((small, large));
+        tree.remove(ROOT, name("small"), false).await.unwrap();
+        tree.remove(ROOT, name("large"), false).await.unwrap();
+        let segments = async || bucket(&objects).list("seg", None).await.unwrap().len();
+        let before = segments().await;
+        assert_eq!(collector.pass().await.unwrap(), 0, "it was found once only");
+        for _ in 0..5 {
+            // Files without a name go by and by.
+            tree.sync_all().await.unwrap();
+            collector.pass().await.unwrap();
+        }
+        assert!(before > 8 && segments().await <= 1, "{before} segments before");
+        assert_eq!(read(tree, &kept, LARGE).await, vec![life; LARGE]);
+        assert_counted(tree).await.unwrap();
+        mounted.close().await;
+    }
+    // The log's objects went with the tables that have their rows; each life has left its fence.
+    let mounted = open(&objects, 7).await;
+    let collected = collector(&mounted, 1).collect(false).await.unwrap();
+    assert!(!collected.is_read && collected.objects > 0, "{collected:?}");
+    let log = bucket(&objects).list("log", None).await.unwrap();
+    assert!((7..20).contains(&log.len()), "{log:?}");
+    let meta = bucket(&objects).list("meta/compacted", None).await.unwrap();
+    assert!(meta.len() < 12, "{meta:?}");
+    mounted.close().await;
+    let mounted = open(&objects, 8).await;
+    let again = collector(&mounted, 1).collect(true).await.unwrap();
+    assert!(again.objects <= 4, "{again:?}");
+    let kept = mounted.tree().lookup(ROOT, name("kept")).await.unwrap();
+    let pin = mounted.tree().pin_used(kept.id.0, "test").unwrap();
+    assert_eq!(read(mounted.tree(), &pin, LARGE).await, vec![6; LARGE]);
+    mounted.close().await;
+}
+
+#[tokio::test]
+async fn what_is_under_way_keeps_what_it_may_use() {
+    let objects = Arc::default();
+    let mounted = open(&objects, 1).await;
+    let (tree, mut collector) = (mounted.tree(), collector(&mounted, 1));
+    let pin = make(tree, "file").await;
+    write(tree, &pin, 1, LARGE).await;
+    let under_way = tree.work.begin();
+    let found = tree.extents(pin.ino, (0, 1), 1).await.unwrap();
+    write(tree, &pin, 2, LARGE).await;
+    collector.pass().await.unwrap();
+    let (stored, _) = found[0].row.data.as_ref().unwrap();
+    let mut data = [0; 10];
+    let what_was_found = tree.segments.read(stored, 250_000..250_010, &mut data).await;
+    assert!(what_was_found.is_ok(), "what is under way finds its data gone: {what_was_found:?}");
+    drop(under_way);
+    assert!(collector.pass().await.unwrap() > 0, "and then it goes");
+    assert_eq!(bucket(&objects).list("seg", None).await.unwrap().len(), 1);
+    mounted.close().await;
+}
+
+#[tokio::test]
+async fn a_reader_elsewhere_keeps_everything() {
+    let objects = Arc::default();
+    let mounted = open(&objects, 1).await;
+    let (tree, mut collector) = (mounted.tree(), collector(&mounted, 1));
+    let pin = make(tree, "file").await;
+    write(tree, &pin, 1, LARGE).await;
+    let mark = Mark::set(bucket(&objects)).await.unwrap();
+    let last = Mounted::last_manifest(&bucket(&objects)).await.unwrap().unwrap();
+    let options = MountOptions::plain(4, [2; 16]);
+    let reader = Mounted::open_read_only(bucket(&objects), last, Some(mark), options).await.unwrap();
+    write(tree, &pin, 2, LARGE).await;
+    assert_eq!(collector.pass().await.unwrap(), 0, "it is read elsewhere");
+    assert!(collector.collect(false).await.unwrap().is_read);
+    let entry = reader.tree().lookup(ROOT, name("file")).await.unwrap();
+    let seen = reader.tree().pin_used(entry.id.0, "test").unwrap();
+    assert_eq!(read(reader.tree(), &seen, LARGE).await, vec![1; LARGE]);
+    reader.close().await;
+    assert!(collector.pass().await.unwrap() > 0, "nobody reads it any more");
+    mounted.close().await;
+}
+
+/// What lost holders have left in the midst of something is found by a collection that looks for it.
+#[tokio::test]
+async fn segments_that_no_row_names_are_found() {
+    let objects = Arc::default();
+    let mounted = open(&objects, 1).await;
+    let data = vec![(0, vec![1; LARGE].into())];
+    mounted.tree().segments.put_bulk(5, data.clone()).await.unwrap();
+    mounted.abort();
+    let mounted = open(&objects, 2).await;
+    // Of this holder's own it may be that the row comes.
+    mounted.tree().segments.put_bulk(5, data).await.unwrap();
+    let mut collector = collector(&mounted, 1);
+    let tried = collector.collect(true).await.unwrap();
+    assert!(tried.bytes > 0 && bucket(&objects).list("seg", None).await.unwrap().len() == 2);
+    collector.collect(false).await.unwrap();
+    assert_eq!(bucket(&objects).list("seg", None).await.unwrap().len(), 1);
+    mounted.close().await;
+}
+
+/// A holder that was taken over long ago, and does not know, finds the fence.
+#[tokio::test]
+async fn an_earlier_holder_acknowledges_nothing_after_a_collection() {
+    let objects = Arc::default();
+    let earlier = open(&objects, 1).await;
+    let pin = make(earlier.tree(), "file").await;
+    write(earlier.tree(), &pin, 1, LARGE).await;
+    // What this one does is in tables when it ends, its fence before that.
+    let mounted = open(&objects, 2).await;
+    make(mounted.tree(), "other").await;
+    mounted.close().await;
+    let mounted = open(&objects, 3).await;
+    collector(&mounted, 1).collect(false).await.unwrap();
+    assert!(bucket(&objects).list("log", None).await.unwrap().len() < 5, "it was collected");
+    make(earlier.tree(), "more").await;
+    let synced = earlier.tree().sync_all().await;
+    assert!(synced.is_err(), "a holder that was taken over acknowledges after a collection");
+    mounted.close().await;
+}

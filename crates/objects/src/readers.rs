@@ -1,0 +1,133 @@
+//! Those who read a volume without holding it: each keeps a mark in the bucket, and while there is
+//! one, its holder removes nothing.
+//!
+//! A mark is an object `reader/ID/NUMBER`. Its reader makes the next and removes the last, again and
+//! again, so that a holder sees by names alone that the reader is there, and no clocks are compared.
+//! A mark that stays the same for long is that of a reader that has crashed, or is cut off.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use object_store::PutPayload;
+use store::Result;
+use tokio_util::sync::CancellationToken;
+
+use crate::bucket::Bucket;
+use crate::format::Uuid;
+
+/// How often a reader makes a new mark.
+const EACH: Duration = Duration::from_secs(300);
+/// Looks of a holder that find the same mark after which its reader is gone.
+const LOOKS: u32 = 4;
+
+fn name(id: &str, number: u64) -> String {
+    format!("reader/{id}/{number:012}")
+}
+
+/// The mark of this process.
+#[derive(Debug)]
+pub(crate) struct Mark {
+    bucket: Bucket,
+    id: String,
+    number: u64,
+}
+
+impl Mark {
+    /// Makes the first: what can be read now can be read until it is removed.
+    pub(crate) async fn set(bucket: Bucket) -> Result<Self> {
+        let mut mark = Self { bucket, id: Uuid::random()?.to_string(), number: 0 };
+        mark.renew().await?;
+        Ok(mark)
+    }
+
+    async fn renew(&mut self) -> Result<()> {
+        let next = self.number + 1;
+        // Its name is random: whoever has made it, it was this process.
+        let _made = self.bucket.create(&name(&self.id, next), PutPayload::new()).await?;
+        let last = std::mem::replace(&mut self.number, next);
+        if last > 0 {
+            self.bucket.delete(&name(&self.id, last)).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes new marks until `end`, and then removes the last.
+    pub(crate) async fn keep_until(mut self, end: CancellationToken) {
+        let _ended = end.run_until_cancelled(self.keep()).await;
+        if let Err(error) = self.remove().await {
+            tracing::debug!(%error, "the mark of a reader stays until the volume's holder removes it");
+        }
+    }
+
+    async fn keep(&mut self) {
+        loop {
+            tokio::time::sleep(EACH).await;
+            if let Err(error) = self.renew().await {
+                tracing::warn!(%error, "the volume's holder does not learn that it is read here");
+            }
+        }
+    }
+
+    async fn remove(self) -> Result<()> {
+        self.bucket.delete(&name(&self.id, self.number)).await
+    }
+}
+
+/// What a holder knows of readers.
+#[derive(Debug, Default)]
+pub(crate) struct Readers {
+    /// The last mark of each, and how often it was found.
+    known: BTreeMap<String, (String, u32)>,
+}
+
+impl Readers {
+    /// Looks for readers, and removes marks of those that are gone; whether one is there.
+    pub(crate) async fn look(&mut self, bucket: &Bucket) -> Result<bool> {
+        let mut found = BTreeMap::new();
+        for mark in bucket.list("reader", None).await? {
+            let Some((id, number)) = mark.split_once('/') else { continue };
+            // In order: of two the newer one counts.
+            found.insert(id.to_owned(), number.to_owned());
+        }
+        let mut gone = Vec::new();
+        let before = std::mem::take(&mut self.known);
+        for (id, number) in found {
+            let looks = before.get(&id).filter(|(last, _)| *last == number).map_or(0, |(_, looks)| looks + 1);
+            if looks >= LOOKS {
+                gone.push(format!("reader/{id}/{number}"));
+            } else {
+                self.known.insert(id, (number, looks));
+            }
+        }
+        bucket.delete_many(&gone).await?;
+        Ok(!self.known.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use object_store::memory::InMemory;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_reader_is_there_until_it_ends_or_makes_no_marks_any_more() {
+        let bucket = Bucket::new(Arc::new(InMemory::new()), "v".into());
+        let mut readers = Readers::default();
+        assert!(!readers.look(&bucket).await.unwrap());
+        let mark = Mark::set(bucket.clone()).await.unwrap();
+        let mut crashed = Mark::set(bucket.clone()).await.unwrap();
+        for _ in 0..LOOKS - 1 {
+            assert!(readers.look(&bucket).await.unwrap());
+        }
+        crashed.renew().await.unwrap();
+        mark.remove().await.unwrap();
+        for _ in 0..LOOKS {
+            assert!(readers.look(&bucket).await.unwrap(), "it made a mark since");
+        }
+        assert!(!readers.look(&bucket).await.unwrap(), "it is gone");
+        assert!(bucket.list("reader", None).await.unwrap().is_empty(), "and its mark, too");
+    }
+}
