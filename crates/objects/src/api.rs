@@ -146,7 +146,9 @@ pub fn directory(url: &str) -> Option<PathBuf> {
 fn open_read_only(url: &Url, key: Option<&UserKey>, bucket: &Bucket) -> Result<Arc<dyn Store>> {
     let runtime = crate::runtime::handle()?;
     let opened = async {
-        // Before anything is read: from here on the holder removes nothing.
+        let format = format::read(bucket).await?;
+        let mount = MountOptions::new(&format, codec_of(&format, key)?);
+        // Before the state that is to be read is looked for: from here on the holder removes nothing.
         let mark = match Mark::set(bucket.clone()).await {
             Ok(mark) => Some(mark),
             Err(error) => {
@@ -155,17 +157,29 @@ fn open_read_only(url: &Url, key: Option<&UserKey>, bucket: &Bucket) -> Result<A
                 None
             }
         };
-        let (format, last) = tokio::try_join!(format::read(bucket), Mounted::last_manifest(bucket))?;
-        let codec = codec_of(&format, key)?;
-        let Some(last) = last else {
-            let why = "the volume is new, and has no root yet: mount it once without `-o ro`";
-            return Err(Error::with(ErrorKind::NotFound, "open", why));
-        };
-        let mount = MountOptions::new(&format, codec);
         let lasting = bucket.with_patience(Patience::UntilStopped);
-        let opened = Mounted::open_read_only(lasting.clone(), last, mark, mount).await;
-        // Nothing that was begun goes on.
-        opened.inspect_err(|_| lasting.stop())
+        let opened = async {
+            let Some(last) = Mounted::last_manifest(bucket).await? else {
+                let why = "the volume is new, and has no root yet: mount it once without `-o ro`";
+                return Err(Error::with(ErrorKind::NotFound, "open", why));
+            };
+            Mounted::open_read_only(lasting.clone(), last, mount).await
+        };
+        match (opened.await, mark) {
+            (Ok(mounted), Some(mark)) => {
+                mounted.keep(mark);
+                Ok(mounted)
+            }
+            (Ok(mounted), None) => Ok(mounted),
+            (Err(error), mark) => {
+                if let Some(mark) = mark {
+                    mark.remove().await;
+                }
+                // Nothing that was begun goes on.
+                lasting.stop();
+                Err(error)
+            }
+        }
     };
     let mounted = wait(&runtime, opened)?;
     Ok(BucketStore::new(url.to_string(), mounted, runtime))

@@ -128,7 +128,6 @@ impl Mounted {
     pub(crate) async fn open_read_only(
         bucket: Bucket,
         last: LastManifest,
-        mark: Option<Mark>,
         options: MountOptions,
     ) -> Result<Arc<Self>> {
         let MountOptions { codec, window, size_max, .. } = options;
@@ -143,9 +142,13 @@ impl Mounted {
         let segments = Segments::new(bucket.bulk(), codec, Arc::clone(&log), 0);
         let tree = Tree::open(Arc::new(engine), segments, 0, size_max).await?;
         let (background, is_closed) = (CancellationToken::new(), Mutex::new(false));
-        let marking = mark.map(|mark| tokio::spawn(mark.keep_until(background.clone())));
-        let (engine, held, is_read_only, marking) = (None, None, true, Mutex::new(marking));
+        let (engine, held, is_read_only, marking) = (None, None, true, Mutex::default());
         Ok(Arc::new(Self { tree, log, bucket, engine, held, background, is_closed, is_read_only, marking }))
+    }
+
+    /// Keeps the mark of a reader, and removes it with [`close`](Self::close).
+    pub(crate) fn keep(&self, mark: Mark) {
+        *self.marking.lock() = Some(tokio::spawn(mark.keep_until(self.background.clone())));
     }
 
     /// What removes its garbage; none: it is only read.

@@ -194,6 +194,7 @@ pub(crate) fn is_range_error(error: &StoreError) -> bool {
         || text.contains("nvalid range")
         || text.contains("range start too large")
         || text.contains("range was invalid")
+        || text.contains("but object was only")
 }
 
 /// What can be seen in an error and its sources.

@@ -54,9 +54,7 @@ impl Mark {
     /// Makes new marks until `end`, and then removes the last.
     pub(crate) async fn keep_until(mut self, end: CancellationToken) {
         let _ended = end.run_until_cancelled(self.keep()).await;
-        if let Err(error) = self.remove().await {
-            tracing::debug!(%error, "the mark of a reader stays until the volume's holder removes it");
-        }
+        self.remove().await;
     }
 
     async fn keep(&mut self) {
@@ -68,8 +66,11 @@ impl Mark {
         }
     }
 
-    async fn remove(self) -> Result<()> {
-        self.bucket.delete(&name(&self.id, self.number)).await
+    /// Nothing is read any more.
+    pub(crate) async fn remove(self) {
+        if let Err(error) = self.bucket.delete(&name(&self.id, self.number)).await {
+            tracing::debug!(%error, "the mark of a reader stays until the volume's holder removes it");
+        }
     }
 }
 
@@ -123,7 +124,7 @@ mod tests {
             assert!(readers.look(&bucket).await.unwrap());
         }
         crashed.renew().await.unwrap();
-        mark.remove().await.unwrap();
+        mark.remove().await;
         for _ in 0..LOOKS {
             assert!(readers.look(&bucket).await.unwrap(), "it made a mark since");
         }

@@ -6,6 +6,7 @@
 mod attributes;
 mod bad_input;
 mod durability;
+mod gc;
 mod keys;
 mod naive_server;
 mod read_only;

@@ -10,14 +10,14 @@ use super::{LARGE, World, pattern};
 use crate::rig::{Daemon, Out, Rig, run};
 
 /// A mount that reads, on a host of its own.
-struct Reader {
+pub(super) struct Reader {
     daemon: Daemon,
     mnt: PathBuf,
     runtime: PathBuf,
 }
 
 impl Reader {
-    fn new(world: &mut World, name: &str) -> Self {
+    pub(super) fn new(world: &mut World, name: &str) -> Self {
         let (mnt, runtime) = (world.rig.root.join(name), world.rig.root.join(format!("run-{name}")));
         fs::create_dir(&mnt).unwrap();
         let mut command = world.rig.command(&["mount", "-o", "ro", &world.url]);
@@ -25,11 +25,11 @@ impl Reader {
         Self { daemon: world.rig.start(command), mnt, runtime }
     }
 
-    fn read(&self, name: &str) -> Option<Vec<u8>> {
+    pub(super) fn read(&self, name: &str) -> Option<Vec<u8>> {
         fs::read(self.mnt.join(name)).ok()
     }
 
-    fn umount(self, world: &World) -> Out {
+    pub(super) fn umount(self, world: &World) -> Out {
         let mut command = world.rig.command(&["umount"]);
         command.arg(&self.mnt).env("WATERTIGHT_RUNTIME_DIR", &self.runtime);
         let out = run(command).ok();
@@ -39,7 +39,7 @@ impl Reader {
 }
 
 /// A volume in a directory, whose objects can be listed.
-fn world() -> Option<(World, PathBuf)> {
+pub(super) fn world() -> Option<(World, PathBuf)> {
     let rig = Rig::mounting()?;
     let bucket = rig.root.join("bucket");
     let world = World { url: format!("file://{}", bucket.display()), rig };
@@ -47,13 +47,18 @@ fn world() -> Option<(World, PathBuf)> {
     Some((world, bucket))
 }
 
-fn write(path: &Path, content: &[u8]) {
+/// The objects that are no marks of readers.
+fn others(bucket: &Path) -> Vec<String> {
+    names(bucket).into_iter().filter(|name| !name.starts_with("reader/")).collect()
+}
+
+pub(super) fn write(path: &Path, content: &[u8]) {
     fs::write(path, content).unwrap();
     fs::File::open(path).unwrap().sync_all().unwrap();
 }
 
 #[test]
-fn several_hosts_read_beside_the_holder_what_it_had_committed_and_write_nothing() {
+fn several_hosts_read_beside_the_holder_what_it_had_committed_and_write_nothing_but_their_marks() {
     let Some((mut world, bucket)) = world() else { return };
     let holder = world.mount("dirty_after=1h");
     fs::create_dir(world.path("dir")).unwrap();
@@ -72,7 +77,8 @@ fn several_hosts_read_beside_the_holder_what_it_had_committed_and_write_nothing(
         assert_eq!(world.info()["holder"]["pid"], holder.pid);
     }
     second.umount(&world);
-    assert_eq!((names(&bucket), fs::read(bucket.join("lease")).unwrap()), (before, lease));
+    assert_eq!((others(&bucket), fs::read(bucket.join("lease")).unwrap()), (before, lease));
+    assert_eq!(names(&bucket).len(), others(&bucket).len() + 1, "each has one mark, until it is unmounted");
 
     // The holder goes on; a reader shows the moment of its mount.
     write(&world.path("later"), b"later");
@@ -102,12 +108,13 @@ fn a_volume_that_nobody_holds_is_read_and_can_be_taken_meanwhile() {
     let reader = Reader::new(&mut world, "reader");
     assert_eq!(reader.read("a").unwrap(), b"a");
     assert_eq!(world.info()["holder"], Value::Null);
-    assert_eq!(names(&bucket), before);
+    assert_eq!(others(&bucket), before);
     let holder = world.mount("");
     write(&world.path("b"), b"b");
     assert_eq!((reader.read("a").unwrap(), reader.read("b")), (b"a".to_vec(), None));
     world.umount(&holder);
     reader.umount(&world);
+    assert_eq!(names(&bucket), others(&bucket), "its mark is gone");
     world
         .mount_elsewhere(&world.url, "ro,takeover")
         .ends(2, "takeover and abandon are for a mount that writes");
