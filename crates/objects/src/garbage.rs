@@ -375,4 +375,6 @@ impl Collector {
 }
 
 #[cfg(test)]
+mod schedules;
+#[cfg(test)]
 pub(crate) mod tests;

@@ -28,7 +28,7 @@ pub(super) fn all(modules: &[Module]) -> Vec<Test> {
         for item in &module.items {
             let Item::Fn(function) = item else { continue };
             let has = |name| has_attribute(&function.attrs, name);
-            if has("test") {
+            if has("test") || function.attrs.iter().any(is_async_test) {
                 tests.push(Test {
                     target: Rc::clone(&module.target),
                     path: module.path_of(&function.sig.ident.to_string()),
@@ -42,6 +42,12 @@ pub(super) fn all(modules: &[Module]) -> Vec<Test> {
         }
     }
     tests
+}
+
+/// Whether this is `#[tokio::test]`, or another runtime's.
+fn is_async_test(attribute: &Attribute) -> bool {
+    let segments = &attribute.path().segments;
+    segments.len() == 2 && segments.last().is_some_and(|last| last.ident == "test")
 }
 
 fn has_attribute(attributes: &[Attribute], name: &str) -> bool {

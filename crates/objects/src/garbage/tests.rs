@@ -10,16 +10,16 @@ use crate::readers::Mark;
 
 const ROOT: ObjectId = ObjectId::ROOT;
 
-fn bucket(objects: &Arc<InMemory>) -> Bucket {
+pub(super) fn bucket(objects: &Arc<InMemory>) -> Bucket {
     Bucket::new(Arc::clone(objects) as _, "v".into())
 }
 
-async fn open(objects: &Arc<InMemory>, nonce: u8) -> Arc<Mounted> {
+pub(super) async fn open(objects: &Arc<InMemory>, nonce: u8) -> Arc<Mounted> {
     let last = Mounted::last_manifest(&bucket(objects)).await.unwrap();
     Mounted::open(bucket(objects), last, MountOptions::plain(4, [nonce; 16])).await.unwrap()
 }
 
-fn collector(mounted: &Mounted, passes: u32) -> Collector {
+pub(super) fn collector(mounted: &Mounted, passes: u32) -> Collector {
     mounted.collector(Timing { passes, ..Timing::default() }).unwrap()
 }
 
@@ -27,7 +27,7 @@ fn name(name: &str) -> Name<'_> {
     Name::new(name.as_ref()).unwrap()
 }
 
-async fn make(tree: &Arc<Tree>, file: &str) -> Pin {
+pub(super) async fn make(tree: &Arc<Tree>, file: &str) -> Pin {
     let creator = Creator { uid: 0, gid: 0, umask: 0 };
     let what = NewNode::Special { kind: FileType::Regular, rdev: 0 };
     let made = tree.make(ROOT, name(file), what, 0o644, creator).await.unwrap();
@@ -36,7 +36,7 @@ async fn make(tree: &Arc<Tree>, file: &str) -> Pin {
     pin
 }
 
-async fn write(tree: &Arc<Tree>, pin: &Pin, byte: u8, len: usize) {
+pub(super) async fn write(tree: &Arc<Tree>, pin: &Pin, byte: u8, len: usize) {
     tree.write_at(pin, &[IoSlice::new(&vec![byte; len])], 0).await.unwrap();
     tree.sync_file(pin).await.unwrap();
 }
@@ -67,7 +67,7 @@ pub(crate) async fn assert_counted(tree: &Tree) -> Result<()> {
     Ok(())
 }
 
-const LARGE: usize = 300_000;
+pub(super) const LARGE: usize = 300_000;
 
 #[tokio::test]
 async fn what_is_replaced_and_deleted_leaves_the_bucket_and_what_is_in_use_stays() {
@@ -129,27 +129,6 @@ async fn what_is_replaced_and_deleted_leaves_the_bucket_and_what_is_in_use_stays
 }
 
 #[tokio::test]
-async fn what_is_under_way_keeps_what_it_may_use() {
-    let objects = Arc::default();
-    let mounted = open(&objects, 1).await;
-    let (tree, mut collector) = (mounted.tree(), collector(&mounted, 1));
-    let pin = make(tree, "file").await;
-    write(tree, &pin, 1, LARGE).await;
-    let under_way = tree.work.begin();
-    let found = tree.extents(pin.ino, (0, 1), 1).await.unwrap();
-    write(tree, &pin, 2, LARGE).await;
-    collector.pass().await.unwrap();
-    let (stored, _) = found[0].row.data.as_ref().unwrap();
-    let mut data = [0; 10];
-    let what_was_found = tree.segments.read(stored, 250_000..250_010, &mut data).await;
-    assert!(what_was_found.is_ok(), "what is under way finds its data gone: {what_was_found:?}");
-    drop(under_way);
-    assert!(collector.pass().await.unwrap() > 0, "and then it goes");
-    assert_eq!(bucket(&objects).list("seg", None).await.unwrap().len(), 1);
-    mounted.close().await;
-}
-
-#[tokio::test]
 async fn a_reader_elsewhere_keeps_everything() {
     let objects = Arc::default();
     let mounted = open(&objects, 1).await;
@@ -188,27 +167,5 @@ async fn segments_that_no_row_names_are_found() {
     assert!(tried.bytes > 0 && bucket(&objects).list("seg", None).await.unwrap().len() == 2);
     collector.collect(false).await.unwrap();
     assert_eq!(bucket(&objects).list("seg", None).await.unwrap().len(), 1);
-    mounted.close().await;
-}
-
-/// A holder that was taken over long ago, and does not know, finds the fence.
-#[tokio::test]
-async fn an_earlier_holder_acknowledges_nothing_after_a_collection() {
-    let objects = Arc::default();
-    let earlier = open(&objects, 1).await;
-    let pin = make(earlier.tree(), "file").await;
-    write(earlier.tree(), &pin, 1, LARGE).await;
-    // Its engine looks for a newer manifest once, and then not for minutes.
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    // What this one does is in tables when it ends, its fence before that.
-    let mounted = open(&objects, 2).await;
-    make(mounted.tree(), "other").await;
-    mounted.close().await;
-    let mounted = open(&objects, 3).await;
-    collector(&mounted, 1).collect(false).await.unwrap();
-    assert!(bucket(&objects).list("log", None).await.unwrap().len() < 5, "it was collected");
-    make(earlier.tree(), "more").await;
-    let synced = earlier.tree().sync_all().await;
-    assert!(synced.is_err(), "a holder that was taken over acknowledges after a collection");
     mounted.close().await;
 }

@@ -82,11 +82,6 @@ fn a_volume_that_keeps_no_order_is_caught() {
     assert_caught(test, &["fsync-without-its-data"], LOST);
     // Garbage.
     assert_caught_by_any(test, &["garbage-not-durable"], &[LOST, FAILS, OWN, GONE]);
-    let test = "garbage::tests::what_is_under_way_keeps_what_it_may_use";
-    assert_caught(test, &["garbage-in-use"], "what is under way finds its data gone");
-    let test = "garbage::tests::an_earlier_holder_acknowledges_nothing_after_a_collection";
-    let acknowledges = "a holder that was taken over acknowledges after a collection";
-    assert_caught(test, &["garbage-fence-collected"], acknowledges);
     let test = "simulation::schedules::an_fsync_uploads_its_own_data";
     assert_caught(test, &["fsync-of-all-files"], "an fsync uploads another file's data");
 }

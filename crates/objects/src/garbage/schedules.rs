@@ -1,0 +1,63 @@
+//! What a collection leaves, and the mutants that take more.
+//!
+//! `RUSTC_WORKSPACE_WRAPPER=$PWD/tests/with-shuttle cargo test -p watertight-objects --lib schedules`
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::tests::{LARGE, bucket, collector, make, open, write};
+
+/// What is under way keeps what it may use.
+#[tokio::test]
+async fn what_is_under_way_keeps_what_it_may_use() {
+    let objects = Arc::default();
+    let mounted = open(&objects, 1).await;
+    let (tree, mut collector) = (mounted.tree(), collector(&mounted, 1));
+    let pin = make(tree, "file").await;
+    write(tree, &pin, 1, LARGE).await;
+    let under_way = tree.work.begin();
+    let found = tree.extents(pin.ino, (0, 1), 1).await.unwrap();
+    write(tree, &pin, 2, LARGE).await;
+    collector.pass().await.unwrap();
+    let (stored, _) = found[0].row.data.as_ref().unwrap();
+    let mut data = [0; 10];
+    let what_was_found = tree.segments.read(stored, 250_000..250_010, &mut data).await;
+    assert!(what_was_found.is_ok(), "what is under way finds its data gone: {what_was_found:?}");
+    drop(under_way);
+    assert!(collector.pass().await.unwrap() > 0, "and then it goes");
+    assert_eq!(bucket(&objects).list("seg", None).await.unwrap().len(), 1);
+    mounted.close().await;
+}
+
+/// A holder that was taken over long ago, and does not know, finds the fence.
+#[tokio::test]
+async fn an_earlier_holder_acknowledges_nothing_after_a_collection() {
+    let objects = Arc::default();
+    let earlier = open(&objects, 1).await;
+    let pin = make(earlier.tree(), "file").await;
+    write(earlier.tree(), &pin, 1, LARGE).await;
+    // Its engine looks for a newer manifest once, and then not for minutes.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    // What this one does is in tables when it ends, its fence before that.
+    let mounted = open(&objects, 2).await;
+    make(mounted.tree(), "other").await;
+    mounted.close().await;
+    let mounted = open(&objects, 3).await;
+    collector(&mounted, 1).collect(false).await.unwrap();
+    assert!(bucket(&objects).list("log", None).await.unwrap().len() < 5, "it was collected");
+    make(earlier.tree(), "more").await;
+    let synced = earlier.tree().sync_all().await;
+    assert!(synced.is_err(), "a holder that was taken over acknowledges after a collection");
+    mounted.close().await;
+}
+
+#[cfg(shuttle)]
+#[test]
+fn a_collection_that_takes_too_much_is_caught() {
+    use sync::mutant::assert_caught;
+    let test = "garbage::schedules::what_is_under_way_keeps_what_it_may_use";
+    assert_caught(test, &["garbage-in-use"], "what is under way finds its data gone");
+    let test = "garbage::schedules::an_earlier_holder_acknowledges_nothing_after_a_collection";
+    let acknowledges = "a holder that was taken over acknowledges after a collection";
+    assert_caught(test, &["garbage-fence-collected"], acknowledges);
+}
