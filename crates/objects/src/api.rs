@@ -117,8 +117,9 @@ pub struct Collected {
     pub bytes: u64,
     /// Whether nothing was to be removed.
     pub dry_run: bool,
-    /// Whether nothing was removed because a mount elsewhere reads the volume.
-    pub left_for_readers: bool,
+    /// The objects by which mounts elsewhere say that they read the volume; because of them nothing
+    /// was removed.
+    pub readers: Vec<String>,
 }
 
 /// Whether this names a volume on object storage, rightly or wrongly: it begins with one of the
@@ -274,7 +275,7 @@ pub fn collect_garbage(url: &str, key_file: Option<&std::path::Path>, is_tried: 
         objects: collected.objects,
         bytes: collected.bytes,
         dry_run: is_tried,
-        left_for_readers: collected.is_read,
+        readers: collected.readers,
     })
 }
 

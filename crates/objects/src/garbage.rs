@@ -9,9 +9,10 @@
 //! # Why nothing is removed that somebody needs
 //! - **After a crash.** An object is removed after the log's object is durable that took its last
 //!   extent away. Whoever opens the volume later replays that, too.
-//! - **Here.** What is under way may use what it found before ([`crate::work`]): it is waited for.
-//!   Nothing that begins later finds the object, for no row names it; and what no row names yet is of
-//!   something under way that began before it was written.
+//! - **Here.** What is under way may use what it found before ([`crate::work`]): the pass that removes
+//!   an object reads its row after everything has ended that began before it was found. Nothing that
+//!   begins later finds the object, for no row names it; and what no row names yet is of something
+//!   under way that began before it was written.
 //! - **By an earlier holder that does not know yet.** It may read what is gone, which fails. It never
 //!   acknowledges: that rests on the fence, and fences are never collected.
 //! - **By a later holder.** What this one finds to be garbage is garbage in every state that follows.
@@ -59,12 +60,12 @@ impl Default for Timing {
 }
 
 /// What a collection did, or would do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Collected {
     pub(crate) objects: u64,
     pub(crate) bytes: u64,
-    /// Nothing was removed: there are readers elsewhere.
-    pub(crate) is_read: bool,
+    /// The marks of readers elsewhere, for whose sake nothing was removed.
+    pub(crate) readers: Vec<String>,
 }
 
 /// Something that may be garbage.
@@ -136,10 +137,10 @@ impl Collector {
                 Ok(0) => {}
                 Ok(objects) => tracing::debug!(objects, "objects that nobody needs were removed"),
                 Err(error) => {
-                    tracing::debug!(%error, "garbage stays");
                     if self.log.failure().is_some() {
                         return;
                     }
+                    tracing::warn!(%error, "garbage stays in the bucket");
                 }
             }
         }
@@ -156,15 +157,17 @@ impl Collector {
             return Ok(0);
         }
         let records = self.records().await?;
+        let oldest = self.tree.work.oldest();
         let mut garbage = self.dead_data(records.replay_after).await?;
         garbage.extend(self.log_without_data(records.replay_after).await?);
         if self.listed != Some(records.newest) || self.found.keys().any(|g| matches!(g, Garbage::Engine(_))) {
             garbage.extend(self.unused(&records).await?);
             self.listed = Some(records.newest);
         }
-        self.find(garbage);
+        self.find(garbage, WAITING_MAX);
         self.quiet = self.found.is_empty().then_some(written);
-        Ok(self.remove_due().await?.map_or(0, |names| names.len()))
+        let removed = self.remove_due(oldest).await?;
+        Ok(removed.map_or(0, |names| names.len()))
     }
 
     /// Looks for all the garbage that there is, also for what lost hosts have left, which nobody else
@@ -177,7 +180,7 @@ impl Collector {
         if !is_tried {
             // The log's objects are garbage when their rows are in tables.
             self.tree.sync_all().await?;
-            drop(self.engine.settle().await?);
+            self.engine.write_tables().await?;
         }
         let mut sizes = BTreeMap::new();
         for dir in ["seg", "log", "meta"] {
@@ -186,17 +189,24 @@ impl Collector {
         }
         let records = self.records().await?;
         self.searched = Some(0);
+        let oldest = self.tree.work.oldest();
         let mut garbage = self.dead_data(records.replay_after).await?;
         garbage.extend(self.log_without_data(records.replay_after).await?);
         garbage.extend(self.unused(&records).await?);
         garbage.extend(self.segments_without_rows(sizes.keys()).await?);
-        self.find(garbage);
-        let names = if is_tried { Some(self.names_found()) } else { self.remove_due().await? };
-        let is_read = names.is_none();
+        self.find(garbage, usize::MAX);
+        let names = if is_tried {
+            Ok(self.names_found())
+        } else {
+            // What says so is durable from here on.
+            self.tree.sync_all().await?;
+            self.remove_due(oldest).await?
+        };
+        let (names, readers) =
+            names.map_or_else(|readers| (Vec::new(), readers), |names| (names, Vec::new()));
         // Of those that were there: a crash may have come between an object and its row.
-        let bytes: Vec<u64> =
-            names.unwrap_or_default().iter().filter_map(|name| sizes.get(name)).copied().collect();
-        Ok(Collected { objects: bytes.len() as u64, bytes: bytes.iter().sum(), is_read })
+        let bytes: Vec<u64> = names.iter().filter_map(|name| sizes.get(name)).copied().collect();
+        Ok(Collected { objects: bytes.len() as u64, bytes: bytes.iter().sum(), readers })
     }
 
     /// Whether the volume's rows say what is alive.
@@ -206,10 +216,10 @@ impl Collector {
 
     /// Takes note of what is garbage now. The rows that say so are in what is written by now, and
     /// what begins from here on finds nothing of it.
-    fn find(&mut self, garbage: Vec<Garbage>) {
+    fn find(&mut self, garbage: Vec<Garbage>, most: usize) {
         let now = Found { passes: 0, number: self.log.last_number(), work: self.tree.work.next() };
         let mut found = BTreeMap::new();
-        for garbage in garbage.into_iter().take(WAITING_MAX) {
+        for garbage in garbage.into_iter().take(most) {
             let before = self.found.get(&garbage).copied().unwrap_or(now);
             found.insert(garbage, Found { passes: before.passes + 1, ..before });
         }
@@ -227,14 +237,15 @@ impl Collector {
     /// The engine's state, if this process is its writer.
     async fn records(&self) -> Result<Records> {
         let records = self.engine.records().await?;
-        if records.epoch != self.log.epoch() {
-            return Err(Error::with(
-                ErrorKind::Io,
-                "collect garbage",
-                "another host has taken the volume over",
-            ));
-        }
+        self.check_writer(&records)?;
         Ok(records)
+    }
+
+    fn check_writer(&self, records: &Records) -> Result<()> {
+        if records.epoch == self.log.epoch() {
+            return Ok(());
+        }
+        Err(Error::with(ErrorKind::Io, "collect garbage", "another host has taken the volume over"))
     }
 
     /// Objects that no extent refers to any more, and whose rows are in tables.
@@ -316,7 +327,8 @@ impl Collector {
         }
         let header = match self.bucket.get_range(&object::name(number), 0..HEADER as u64).await {
             Ok(header) => Header::read(&header, number),
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
+            // What is no object of a log is left alone.
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Io) => return Ok(true),
             Err(error) => return Err(error),
         };
         let is_fence = header.map_or(true, |header| header.kind == LogKind::Fence);
@@ -326,51 +338,54 @@ impl Collector {
         Ok(is_fence)
     }
 
-    /// Removes what was garbage for long enough, in the log as it is durable, and is used by nobody;
-    /// returns the names of the objects. `None`: there are readers elsewhere.
-    async fn remove_due(&mut self) -> Result<Option<Vec<String>>> {
+    /// Removes what was garbage for long enough, in the log as it is durable, and was used by nobody
+    /// when its row was read: nothing older was under way than `oldest`. Returns the names of the
+    /// objects, or else the marks of readers, for whose sake nothing was removed.
+    async fn remove_due(&mut self, oldest: u64) -> Result<Result<Vec<String>, Vec<String>>> {
         let is_due = |found: &Found| {
             (found.passes >= self.timing.passes && self.log.is_durable(found.number)
                 || is_on("garbage-not-durable"))
-                && (self.tree.work.has_ended_before(found.work) || is_on("garbage-in-use"))
+                && (oldest >= found.work || is_on("garbage-in-use"))
         };
-        let due: Vec<_> = self
+        let due: BTreeSet<_> = self
             .found
             .iter()
             .filter(|(_, found)| is_due(found))
             .map(|(garbage, _)| garbage.clone())
             .collect();
         if due.is_empty() {
-            return Ok(Some(Vec::new()));
+            return Ok(Ok(Vec::new()));
         }
-        if self.readers.look(&self.bucket).await? {
-            return Ok(None);
+        let readers = self.readers.look(&self.bucket).await?;
+        if !readers.is_empty() {
+            return Ok(Err(readers));
         }
-        let (mut names, mut batch) = (Vec::new(), Batch::default());
+        let (mut names, mut tables, mut batch) = (Vec::new(), Vec::new(), Batch::default());
         for garbage in &due {
-            let Garbage::Data(object) = garbage else { continue };
-            names.push(segments::object_name(*object));
-            batch.delete(rows::live_key(*object));
+            match garbage {
+                Garbage::Data(object) => {
+                    names.push(segments::object_name(*object));
+                    batch.delete(rows::live_key(*object));
+                }
+                Garbage::Engine(name) => tables.push(name.clone()),
+            }
         }
-        let tables: Vec<_> = due
-            .iter()
-            .filter_map(|garbage| match garbage {
-                Garbage::Engine(name) => Some(name.clone()),
-                Garbage::Data(_) => None,
-            })
-            .collect();
         // Before anything goes: it is still this process that holds the volume.
-        let no_merge = if tables.is_empty() { None } else { Some(self.engine.settle().await?) };
-        let records = self.records().await?;
-        names.extend(tables.into_iter().filter(|name| !records.has(name)));
+        if tables.is_empty() {
+            self.records().await?;
+        } else if let Some(records) = self.engine.settled_records().await? {
+            self.check_writer(&records)?;
+            names.extend(tables.into_iter().filter(|name| !records.has(name)));
+        } else {
+            return Ok(Ok(Vec::new()));
+        }
         self.bucket.delete_many(&names).await?;
-        drop(no_merge);
-        if let Some(searched) = self.searched {
+        if let Some(searched) = self.searched.filter(|_| !batch.is_empty()) {
             batch.put(rows::SEARCHED.to_vec(), rows::to_bytes(&searched));
         }
         self.tree.write(batch).await?;
         self.found.retain(|garbage, _| !due.contains(garbage));
-        Ok(Some(names))
+        Ok(Ok(names))
     }
 }
 

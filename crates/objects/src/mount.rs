@@ -9,7 +9,7 @@ use store::{Error, ErrorKind, RequestStats, Result};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::bucket::Bucket;
+use crate::bucket::{Bucket, Patience};
 use crate::codec::Codec;
 use crate::engine::{LastManifest, ReadEngine, SlateEngine, last_manifest};
 use crate::format::Format;
@@ -23,6 +23,9 @@ use crate::tree::Tree;
 
 /// After this time at the latest, what was changed is on its way to the bucket.
 const COMMIT_AFTER: Duration = Duration::from_secs(5);
+
+/// How long a request of the garbage collection is repeated.
+const COLLECTION: Duration = Duration::from_secs(60);
 
 /// What opening a volume needs to know.
 #[derive(Debug, Clone)]
@@ -82,9 +85,12 @@ impl Mounted {
         last: Option<LastManifest>,
         options: MountOptions,
     ) -> Result<Arc<Self>> {
-        let earlier = match last {
-            Some(last) => Some(read_log(&bucket, last, &options).await?),
-            None => None,
+        let (last, earlier) = match last {
+            Some(last) => {
+                let (last, earlier) = read_newest_log(&bucket, last, &options).await?;
+                (Some(last), Some(earlier))
+            }
+            None => (None, None),
         };
         let log = CommitLog::new(bucket.clone(), options.codec.clone(), options.window);
         let (store, root) = bucket.raw();
@@ -155,7 +161,9 @@ impl Mounted {
     pub(crate) fn collector(&self, timing: Timing) -> Option<Collector> {
         let engine = Arc::clone(self.engine.as_ref()?);
         let parts = (Arc::clone(&self.tree), Arc::clone(&self.log), engine);
-        Some(Collector::new(parts, self.bucket.bulk(), timing))
+        // What cannot be removed now stays until the next pass.
+        let bucket = self.bucket.bulk().with_patience(Patience::For(COLLECTION));
+        Some(Collector::new(parts, bucket, timing))
     }
 
     /// Whether nothing can be changed.
@@ -244,6 +252,27 @@ impl Mounted {
             held.give_up();
         }
         self.tree.pending.clear();
+    }
+}
+
+/// Reads the log behind the tables. A holder that is taken over, and does not know, may write tables
+/// meanwhile and remove the log's objects that they replace: then what is behind these is read.
+async fn read_newest_log(
+    bucket: &Bucket,
+    mut last: LastManifest,
+    options: &MountOptions,
+) -> Result<(LastManifest, Replay)> {
+    loop {
+        let error = match read_log(bucket, last, options).await {
+            Ok(replay) => return Ok((last, replay)),
+            Err(error) => error,
+        };
+        match Mounted::last_manifest(bucket).await? {
+            Some(newer) if newer.epoch == last.epoch && newer.replay_after > last.replay_after => {
+                last = newer
+            }
+            _ => return Err(error),
+        }
     }
 }
 

@@ -12,13 +12,15 @@ use object_store::PutPayload;
 use store::Result;
 use tokio_util::sync::CancellationToken;
 
-use crate::bucket::Bucket;
+use crate::bucket::{Bucket, Patience};
 use crate::format::Uuid;
 
 /// How often a reader makes a new mark.
 const EACH: Duration = Duration::from_secs(300);
 /// Looks of a holder that find the same mark after which its reader is gone.
 const LOOKS: u32 = 4;
+/// How long an unmount waits for the removal of a mark.
+const REMOVAL: Patience = Patience::For(Duration::from_secs(5));
 
 fn name(id: &str, number: u64) -> String {
     format!("reader/{id}/{number:012}")
@@ -68,7 +70,8 @@ impl Mark {
 
     /// Nothing is read any more.
     pub(crate) async fn remove(self) {
-        if let Err(error) = self.bucket.delete(&name(&self.id, self.number)).await {
+        let (last, bucket) = (name(&self.id, self.number), self.bucket.with_patience(REMOVAL));
+        if let Err(error) = bucket.delete(&last).await {
             tracing::debug!(%error, "the mark of a reader stays until the volume's holder removes it");
         }
     }
@@ -82,8 +85,8 @@ pub(crate) struct Readers {
 }
 
 impl Readers {
-    /// Looks for readers, and removes marks of those that are gone; whether one is there.
-    pub(crate) async fn look(&mut self, bucket: &Bucket) -> Result<bool> {
+    /// Looks for readers, and removes marks of those that are gone; returns the marks of the others.
+    pub(crate) async fn look(&mut self, bucket: &Bucket) -> Result<Vec<String>> {
         let mut found = BTreeMap::new();
         for mark in bucket.list("reader", None).await? {
             let Some((id, number)) = mark.split_once('/') else { continue };
@@ -101,7 +104,7 @@ impl Readers {
             }
         }
         bucket.delete_many(&gone).await?;
-        Ok(!self.known.is_empty())
+        Ok(self.known.iter().map(|(id, (number, _))| format!("reader/{id}/{number}")).collect())
     }
 }
 
@@ -117,18 +120,18 @@ mod tests {
     async fn a_reader_is_there_until_it_ends_or_makes_no_marks_any_more() {
         let bucket = Bucket::new(Arc::new(InMemory::new()), "v".into());
         let mut readers = Readers::default();
-        assert!(!readers.look(&bucket).await.unwrap());
+        assert!(readers.look(&bucket).await.unwrap().is_empty());
         let mark = Mark::set(bucket.clone()).await.unwrap();
         let mut crashed = Mark::set(bucket.clone()).await.unwrap();
         for _ in 0..LOOKS - 1 {
-            assert!(readers.look(&bucket).await.unwrap());
+            assert_eq!(readers.look(&bucket).await.unwrap().len(), 2);
         }
         crashed.renew().await.unwrap();
         mark.remove().await;
         for _ in 0..LOOKS {
-            assert!(readers.look(&bucket).await.unwrap(), "it made a mark since");
+            assert_eq!(readers.look(&bucket).await.unwrap().len(), 1, "it made a mark since");
         }
-        assert!(!readers.look(&bucket).await.unwrap(), "it is gone");
+        assert!(readers.look(&bucket).await.unwrap().is_empty(), "it is gone");
         assert!(bucket.list("reader", None).await.unwrap().is_empty(), "and its mark, too");
     }
 }

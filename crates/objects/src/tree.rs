@@ -3,6 +3,7 @@
 //! Each change is one batch of rows: it is made whole or not at all. The engine shows it to later
 //! calls at once; it is durable with the next commit.
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
@@ -59,7 +60,29 @@ pub(crate) struct Tree {
     pub(crate) renames: AsyncMutex<()>,
     pub(crate) totals: Mutex<Totals>,
     pub(crate) size_max: Option<u64>,
+    /// Inodes that are being removed.
+    reaping: Mutex<HashSet<u64>>,
     next_ino: AtomicU64,
+}
+
+/// The removal of an inode, until it is dropped.
+struct Reaping<'a> {
+    all: &'a Mutex<HashSet<u64>>,
+    ino: u64,
+}
+
+impl<'a> Reaping<'a> {
+    /// `None`: somebody else removes it.
+    fn begin(all: &'a Mutex<HashSet<u64>>, ino: u64) -> Option<Self> {
+        let is_first = all.lock().insert(ino);
+        is_first.then(|| Self { all, ino })
+    }
+}
+
+impl Drop for Reaping<'_> {
+    fn drop(&mut self) {
+        self.all.lock().remove(&self.ino);
+    }
 }
 
 pub(crate) fn now() -> rows::Time {
@@ -93,6 +116,7 @@ impl Tree {
             renames: AsyncMutex::new(()),
             totals: Mutex::new(totals),
             size_max,
+            reaping: Mutex::default(),
             next_ino: AtomicU64::new(first.max(2)),
         }))
     }
@@ -380,6 +404,11 @@ impl Tree {
     }
 
     async fn try_reap(&self, ino: u64) -> Result<()> {
+        // A lookup by number may have had it meanwhile, and given it back: it is removed once.
+        let Some(_reaping) = Reaping::begin(&self.reaping, ino) else { return Ok(()) };
+        if self.engine.get(&inode_key(ino)).await?.is_none() {
+            return Ok(());
+        }
         drop(self.extent_cache.take(ino));
         loop {
             let extents = self.engine.scan(rows::keys_of(b'E', ino), REAP_BATCH).await?;

@@ -39,9 +39,11 @@ impl Work {
         self.0.lock().next
     }
 
-    /// Whether everything has ended that began before `number`.
-    pub(crate) fn has_ended_before(&self, number: u64) -> bool {
-        self.0.lock().under_way.first().is_none_or(|first| *first >= number)
+    /// The number of the oldest that is under way, or of what begins next: everything before has
+    /// ended.
+    pub(crate) fn oldest(&self) -> u64 {
+        let inner = self.0.lock();
+        inner.under_way.first().copied().unwrap_or(inner.next)
     }
 }
 
@@ -60,12 +62,12 @@ mod tests {
         let work = Work::default();
         let first = work.begin();
         let at = work.next();
-        assert!(!work.has_ended_before(at));
+        assert!(work.oldest() < at);
         let later = work.begin();
         drop(first);
-        assert!(work.has_ended_before(at), "what began later is not waited for");
-        assert!(!work.has_ended_before(work.next()));
+        assert_eq!(work.oldest(), at, "what began later is not waited for");
+        assert!(work.oldest() < work.next());
         drop(later);
-        assert!(work.has_ended_before(work.next()));
+        assert_eq!(work.oldest(), work.next());
     }
 }

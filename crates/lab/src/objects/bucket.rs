@@ -40,6 +40,7 @@ impl Server {
     pub(super) fn shown(&self) -> String {
         match &self.endpoint {
             Some(endpoint) => format!("{} at {endpoint}", self.base),
+            None if !self.base.starts_with("file:") => self.base.clone(),
             None => "a directory: `tests/servers run SERVER -- lab objects` gives a server".to_owned(),
         }
     }

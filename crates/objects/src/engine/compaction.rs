@@ -96,11 +96,22 @@ impl Compaction {
             }
             end.cancel();
         };
-        let merged = tokio::time::timeout(LIMIT, async { tokio::join!(compactor, is_done) }).await;
-        match merged {
-            Ok((Ok(()), ())) => tracing::debug!("tables of metadata were merged"),
-            Ok((Err(error), ())) => tracing::warn!(%error, "tables of metadata are merged later"),
-            Err(_) => tracing::warn!("merging tables of metadata takes long: it goes on later"),
+        // Also what takes long is ended in order: nothing of it goes on behind the next one's back.
+        let too_long = async {
+            tokio::select! {
+                () = tokio::time::sleep(LIMIT) => {
+                    end.cancel();
+                    true
+                }
+                () = end.cancelled() => false,
+            }
+        };
+        match tokio::join!(compactor, is_done, too_long) {
+            (Ok(()), (), false) => tracing::debug!("tables of metadata were merged"),
+            (Ok(()), (), true) => {
+                tracing::warn!("merging tables of metadata takes long: it goes on later");
+            }
+            (Err(error), ..) => tracing::warn!(%error, "tables of metadata are merged later"),
         }
     }
 }

@@ -2,8 +2,8 @@
 //! opened. It writes nothing, and holds nothing.
 //!
 //! What it shows is a state that some holder committed: the tables of one manifest, and the log's
-//! objects behind them up to the first that is missing. Objects that a later holder replaces stay
-//! in the bucket.
+//! objects behind them up to the first that is missing. Its mark ([`crate::readers`]) keeps holders
+//! from removing what it refers to.
 
 use std::fmt;
 use std::ops::{Range, RangeBounds as _};

@@ -1,5 +1,7 @@
-//! The engine's own objects that are garbage: tables and merges' outputs that nothing refers to, and
-//! records of states that are long gone.
+//! The engine's tables that are garbage: those that neither the newest manifest nor a merge names.
+//!
+//! Manifests stay, small as they are: of a writer that was stopped, the engine knows by them that it
+//! is not the last.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,9 +14,6 @@ use store::Result;
 
 use super::slate::{SlateEngine, plain};
 use crate::bucket::Bucket;
-
-/// The newest manifests, and records of merges, that stay: beyond what any process still reads.
-const RECORDS_KEPT: usize = 100;
 
 /// What the engine's state in the bucket is.
 pub(crate) struct Records {
@@ -52,7 +51,9 @@ impl SlateEngine {
             manifest.all_sst_views().map(|view| name(names.sst_path(&view.sst.id))).collect();
         // A merge that was interrupted goes on with what it has made.
         for merge in state.compactions().into_iter().flat_map(|merges| merges.recent_compactions()) {
-            tables.extend(merge.output_ssts().iter().map(|table| name(names.sst_path(&table.id))));
+            let parts = merge.subcompactions().iter().flat_map(|part| part.output_ssts());
+            let made = merge.output_ssts();
+            tables.extend(made.iter().chain(parts).map(|table| name(names.sst_path(&table.id))));
         }
         Ok(Records {
             epoch: manifest.writer_epoch(),
@@ -62,26 +63,25 @@ impl SlateEngine {
         })
     }
 
-    /// The names of objects that `records` have no use for. Some may be on their way into the next
-    /// manifest: see [`SlateEngine::settle`].
+    /// The names of tables that `records` have no use for. Some may be on their way into the next
+    /// manifest: see [`SlateEngine::settled_records`].
     pub(crate) async fn unused(&self, bucket: &Bucket, records: &Records) -> Result<Vec<String>> {
         let tables = bucket.list("meta/compacted", None).await?;
         let tables = tables.into_iter().filter(|name| !records.tables.contains(name));
-        let mut unused: Vec<_> = tables.map(|name| format!("meta/compacted/{name}")).collect();
-        for kind in ["meta/manifest", "meta/compactions"] {
-            let names = bucket.list(kind, None).await?;
-            let old = names.len().saturating_sub(RECORDS_KEPT);
-            unused.extend(names[..old].iter().map(|name| format!("{kind}/{name}")));
-        }
-        Ok(unused)
+        Ok(tables.map(|name| format!("meta/compacted/{name}")).collect())
     }
 
-    /// Waits until every table that was begun is in a manifest, or never will be, and keeps merges
-    /// from beginning while the guard lives.
-    pub(crate) async fn settle(&self) -> Result<tokio::sync::OwnedMutexGuard<()>> {
-        let no_merge = Arc::clone(&self.turn).lock_owned().await;
-        let tables = FlushOptions { flush_type: FlushType::MemTable };
-        self.flush(tables).await?;
-        Ok(no_merge)
+    /// Writes the rows that are in memory to a table.
+    pub(crate) async fn write_tables(&self) -> Result<()> {
+        self.flush(FlushOptions { flush_type: FlushType::MemTable }).await
+    }
+
+    /// The newest records, when every table that was begun before this call is in them, or never will
+    /// be. `None`: tables are being merged.
+    pub(crate) async fn settled_records(&self) -> Result<Option<Records>> {
+        // First, for it may wait for a merge.
+        self.write_tables().await?;
+        let Ok(_no_merge) = self.turn.try_lock() else { return Ok(None) };
+        self.records().await.map(Some)
     }
 }

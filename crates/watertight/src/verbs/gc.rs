@@ -33,8 +33,12 @@ pub fn run(args: &GcArgs) -> Result<()> {
 
 fn line(collected: &Collected) -> String {
     let url = collected.url.shown();
-    if collected.left_for_readers {
-        return format!("{url}: nothing was removed, for it is mounted read-only elsewhere");
+    if let Some(first) = collected.readers.first() {
+        return format!(
+            "{url}: nothing was removed, for it is mounted read-only elsewhere, as the object {} says: if that mount is \
+             gone, delete the object",
+            first.shown()
+        );
     }
     let objects = units::count(collected.objects, "object", "objects");
     let bytes = units::bytes(collected.bytes);
