@@ -77,7 +77,7 @@ impl Way {
                 let mut out = None;
                 eventually("nobody but those of the test holds the mount", || {
                     let _no_copies = no_copies();
-                    let now = self.try_once(cell, out.is_some());
+                    let now = self.try_once(cell);
                     let is_final = is_held || !is_busy(&now);
                     out = Some(now);
                     is_final
@@ -88,17 +88,17 @@ impl Way {
                 cell.daemon.kill();
                 out(0, String::new(), Duration::ZERO)
             }
-            Self::Verb(_) | Self::Umount8(_) => self.try_once(cell, false),
+            Self::Verb(_) | Self::Umount8(_) => self.try_once(cell),
         }
     }
 
-    fn try_once(&self, cell: &Cell, is_again: bool) -> Out {
+    fn try_once(&self, cell: &Cell) -> Out {
         let Self::Call(flags) = self else { return run(self.command(cell).expect("a program")) };
         let begun = Instant::now();
         let result = match rustix::mount::unmount(&cell.rig.mnt, *flags) {
-            // By force the first call has cut the connection all the same, and the mount process
-            // taken the mount away.
-            Err(Errno::INVAL) if is_again && *flags == UnmountFlags::FORCE => Ok(()),
+            // By force the kernel cuts the connection before it looks for the mount: this call's, or an
+            // earlier one's, and the mount process may have taken the mount away by then.
+            Err(Errno::INVAL) if *flags == UnmountFlags::FORCE => Ok(()),
             result => result,
         };
         let said = match result {
