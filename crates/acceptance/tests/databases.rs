@@ -1,5 +1,5 @@
-//! Databases killed in mid-load: the program that serves their files dies by `kill -9`, the database with it, and
-//! after its own recovery every transaction that it acknowledged is there, whole.
+//! Databases killed in mid-load: the program that serves their files dies by `kill -9`, the database
+//! with it, and after its own recovery every transaction that it acknowledged is there, whole.
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
 mod database;
@@ -112,7 +112,8 @@ fn postgres_keeps_what_it_committed() {
     crashes("postgres-killed", Kind::Postgres { fsync: true }, rounds(4));
 }
 
-/// Anti-vacuity: a database that does not sync loses what it acknowledged, and the same check sees it.
+/// Anti-vacuity: a database that does not sync loses what it acknowledged, and the same check sees
+/// it.
 #[test]
 fn postgres_without_fsync_is_caught() {
     let (name, kind) = ("postgres-killed-lying", Kind::Postgres { fsync: false });

@@ -186,7 +186,8 @@ fn untar(variant: &str, subject: &Subject, archive: &Archive, recorder: &mut Rec
     Ok(())
 }
 
-/// Once more beside the first, for what is written is sent by the unmount, after which nobody can be asked.
+/// Once more beside the first: the unmount sends what was written, and after it the program does not
+/// answer.
 fn count_requests(
     variant: &str,
     subject: &Subject,

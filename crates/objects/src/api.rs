@@ -166,13 +166,14 @@ fn open_read_only(url: &Url, key: Option<&UserKey>, bucket: &Bucket) -> Result<A
             };
             Mounted::open_read_only(lasting.clone(), last, mount).await
         };
-        match (opened.await, mark) {
-            (Ok(mounted), Some(mark)) => {
-                mounted.keep(mark);
+        match opened.await {
+            Ok(mounted) => {
+                if let Some(mark) = mark {
+                    mounted.keep(mark);
+                }
                 Ok(mounted)
             }
-            (Ok(mounted), None) => Ok(mounted),
-            (Err(error), mark) => {
+            Err(error) => {
                 if let Some(mark) = mark {
                     mark.remove().await;
                 }
@@ -389,14 +390,7 @@ fn in_utc(seconds: u64) -> String {
 pub fn open_unheld(objects: Arc<dyn object_store::ObjectStore>, root: &str) -> Result<Arc<dyn Store>> {
     let runtime = crate::runtime::handle()?;
     let bucket = Bucket::new(objects, root.into());
-    let options = MountOptions {
-        codec: Codec::new([0; 16], Compression::None, None),
-        window: 8,
-        size_max: None,
-        nonce: [0; 16],
-        held: None,
-        garbage: Timing::default(),
-    };
+    let options = MountOptions::plain(8, [0; 16]);
     let open = async {
         let last = Mounted::last_manifest(&bucket).await?;
         Mounted::open(bucket.clone(), last, options).await

@@ -8,7 +8,7 @@
 //!
 //! # Why nothing is removed that somebody needs
 //! - **After a crash.** An object is removed after the log's object is durable that took its last
-//!   extent away. Whoever opens the volume later replays that, too.
+//!   extent away. Every later holder replays that, too.
 //! - **Here.** What is under way may use what it found before ([`crate::work`]): the pass that removes
 //!   an object reads its row after everything has ended that began before it was found. Nothing that
 //!   begins later finds the object, for no row names it; and what no row names yet is of something
@@ -73,8 +73,28 @@ pub(crate) struct Collected {
 enum Garbage {
     /// An object whose data is dead; an object of the log may have none.
     Data(Object),
-    /// An object of the engine's.
-    Engine(String),
+    /// A table of the engine's, by its name in the bucket.
+    Table(String),
+}
+
+impl Garbage {
+    /// The object's name in the bucket.
+    fn name(&self) -> String {
+        match self {
+            Self::Data(object) => segments::object_name(*object),
+            Self::Table(name) => name.clone(),
+        }
+    }
+}
+
+/// How a removal ended.
+#[derive(Debug)]
+#[must_use]
+enum Removal {
+    /// These objects are gone.
+    Removed(Vec<String>),
+    /// Nothing was removed: these are the marks of readers elsewhere.
+    LeftForReaders(Vec<String>),
 }
 
 /// When something was found to be garbage.
@@ -100,9 +120,10 @@ pub(crate) struct Collector {
     /// The log was searched up to here: what is left there are fences, and objects with data.
     searched: Option<u64>,
     fences: BTreeSet<u64>,
-    /// What was written when nothing was found, and the newest manifest then.
-    quiet: Option<u64>,
-    listed: Option<u64>,
+    /// The log's last number when there was no garbage.
+    clean_at: Option<u64>,
+    /// The newest manifest when the tables were listed.
+    listed_at: Option<u64>,
 }
 
 impl Collector {
@@ -121,8 +142,8 @@ impl Collector {
             readers: Readers::default(),
             searched: None,
             fences: BTreeSet::new(),
-            quiet: None,
-            listed: None,
+            clean_at: None,
+            listed_at: None,
         }
     }
 
@@ -149,25 +170,27 @@ impl Collector {
     /// Looks for garbage once, and removes what was found often enough; returns how many objects.
     pub(crate) async fn pass(&mut self) -> Result<usize> {
         let written = self.log.last_number();
-        if self.found.is_empty() && self.quiet == Some(written) {
+        if self.found.is_empty() && self.clean_at == Some(written) {
             return Ok(0);
         }
         if !self.is_counted().await? {
-            self.quiet = Some(written);
+            self.clean_at = Some(written);
             return Ok(0);
         }
         let records = self.records().await?;
         let oldest = self.tree.work.oldest();
-        let mut garbage = self.dead_data(records.replay_after).await?;
-        garbage.extend(self.log_without_data(records.replay_after).await?);
-        if self.listed != Some(records.newest) || self.found.keys().any(|g| matches!(g, Garbage::Engine(_))) {
+        let mut garbage = self.garbage_but_tables(&records).await?;
+        if self.listed_at != Some(records.newest) || self.found.keys().any(|g| matches!(g, Garbage::Table(_)))
+        {
             garbage.extend(self.unused(&records).await?);
-            self.listed = Some(records.newest);
+            self.listed_at = Some(records.newest);
         }
         self.find(garbage, WAITING_MAX);
-        self.quiet = self.found.is_empty().then_some(written);
-        let removed = self.remove_due(oldest).await?;
-        Ok(removed.map_or(0, |names| names.len()))
+        self.clean_at = self.found.is_empty().then_some(written);
+        match self.remove_due(oldest).await? {
+            Removal::Removed(names) => Ok(names.len()),
+            Removal::LeftForReaders(_) => Ok(0),
+        }
     }
 
     /// Looks for all the garbage that there is, also for what lost hosts have left, which nobody else
@@ -190,20 +213,21 @@ impl Collector {
         let records = self.records().await?;
         self.searched = Some(0);
         let oldest = self.tree.work.oldest();
-        let mut garbage = self.dead_data(records.replay_after).await?;
-        garbage.extend(self.log_without_data(records.replay_after).await?);
+        let mut garbage = self.garbage_but_tables(&records).await?;
         garbage.extend(self.unused(&records).await?);
         garbage.extend(self.segments_without_rows(sizes.keys()).await?);
         self.find(garbage, usize::MAX);
-        let names = if is_tried {
-            Ok(self.names_found())
+        let removal = if is_tried {
+            Removal::Removed(self.found.keys().map(Garbage::name).collect())
         } else {
             // What says so is durable from here on.
             self.tree.sync_all().await?;
             self.remove_due(oldest).await?
         };
-        let (names, readers) =
-            names.map_or_else(|readers| (Vec::new(), readers), |names| (names, Vec::new()));
+        let (names, readers) = match removal {
+            Removal::Removed(names) => (names, Vec::new()),
+            Removal::LeftForReaders(marks) => (Vec::new(), marks),
+        };
         // Of those that were there: a crash may have come between an object and its row.
         let bytes: Vec<u64> = names.iter().filter_map(|name| sizes.get(name)).copied().collect();
         Ok(Collected { objects: bytes.len() as u64, bytes: bytes.iter().sum(), readers })
@@ -226,14 +250,6 @@ impl Collector {
         self.found = found;
     }
 
-    fn names_found(&self) -> Vec<String> {
-        let name = |garbage: &Garbage| match garbage {
-            Garbage::Data(object) => segments::object_name(*object),
-            Garbage::Engine(name) => name.clone(),
-        };
-        self.found.keys().map(name).collect()
-    }
-
     /// The engine's state, if this process is its writer.
     async fn records(&self) -> Result<Records> {
         let records = self.engine.records().await?;
@@ -246,6 +262,12 @@ impl Collector {
             return Ok(());
         }
         Err(Error::with(ErrorKind::Io, "collect garbage", "another host has taken the volume over"))
+    }
+
+    async fn garbage_but_tables(&mut self, records: &Records) -> Result<Vec<Garbage>> {
+        let mut garbage = self.dead_data(records.replay_after).await?;
+        garbage.extend(self.log_without_data(records.replay_after).await?);
+        Ok(garbage)
     }
 
     /// Objects that no extent refers to any more, and whose rows are in tables.
@@ -272,7 +294,7 @@ impl Collector {
 
     async fn unused(&self, records: &Records) -> Result<Vec<Garbage>> {
         let unused = self.engine.unused(&self.bucket, records).await?;
-        Ok(unused.into_iter().map(Garbage::Engine).collect())
+        Ok(unused.into_iter().map(Garbage::Table).collect())
     }
 
     /// Segments of earlier holders that no row ever named: those made them in their last moments.
@@ -339,9 +361,8 @@ impl Collector {
     }
 
     /// Removes what was garbage for long enough, in the log as it is durable, and was used by nobody
-    /// when its row was read: nothing older was under way than `oldest`. Returns the names of the
-    /// objects, or else the marks of readers, for whose sake nothing was removed.
-    async fn remove_due(&mut self, oldest: u64) -> Result<Result<Vec<String>, Vec<String>>> {
+    /// when its row was read: nothing older was under way than `oldest`.
+    async fn remove_due(&mut self, oldest: u64) -> Result<Removal> {
         let is_due = |found: &Found| {
             (found.passes >= self.timing.passes && self.log.is_durable(found.number)
                 || is_on("garbage-not-durable"))
@@ -354,20 +375,20 @@ impl Collector {
             .map(|(garbage, _)| garbage.clone())
             .collect();
         if due.is_empty() {
-            return Ok(Ok(Vec::new()));
+            return Ok(Removal::Removed(Vec::new()));
         }
         let readers = self.readers.look(&self.bucket).await?;
         if !readers.is_empty() {
-            return Ok(Err(readers));
+            return Ok(Removal::LeftForReaders(readers));
         }
         let (mut names, mut tables, mut batch) = (Vec::new(), Vec::new(), Batch::default());
         for garbage in &due {
             match garbage {
                 Garbage::Data(object) => {
-                    names.push(segments::object_name(*object));
+                    names.push(garbage.name());
                     batch.delete(rows::live_key(*object));
                 }
-                Garbage::Engine(name) => tables.push(name.clone()),
+                Garbage::Table(name) => tables.push(name.clone()),
             }
         }
         // Before anything goes: it is still this process that holds the volume.
@@ -377,7 +398,8 @@ impl Collector {
             self.check_writer(&records)?;
             names.extend(tables.into_iter().filter(|name| !records.has(name)));
         } else {
-            return Ok(Ok(Vec::new()));
+            // Tables are being merged: the next pass comes again.
+            return Ok(Removal::Removed(Vec::new()));
         }
         self.bucket.delete_many(&names).await?;
         if let Some(searched) = self.searched.filter(|_| !batch.is_empty()) {
@@ -385,7 +407,7 @@ impl Collector {
         }
         self.tree.write(batch).await?;
         self.found.retain(|garbage, _| !due.contains(garbage));
-        Ok(Ok(names))
+        Ok(Removal::Removed(names))
     }
 }
 

@@ -55,7 +55,6 @@ impl MountOptions {
     }
 
     /// For tests: of a volume without compression and key, and without a lease.
-    #[cfg(test)]
     pub(crate) fn plain(window: u64, nonce: [u8; 16]) -> Self {
         let codec = Codec::new([0; 16], crate::Compression::None, None);
         Self { codec, window, size_max: None, nonce, held: None, garbage: Timing::default() }

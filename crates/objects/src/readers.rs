@@ -44,7 +44,7 @@ impl Mark {
 
     async fn renew(&mut self) -> Result<()> {
         let next = self.number + 1;
-        // Its name is random: whoever has made it, it was this process.
+        // Its name is random: also an object that is there already was made by this process.
         let _made = self.bucket.create(&name(&self.id, next), PutPayload::new()).await?;
         let last = std::mem::replace(&mut self.number, next);
         if last > 0 {

@@ -72,7 +72,7 @@ struct Reaping<'a> {
 }
 
 impl<'a> Reaping<'a> {
-    /// `None`: somebody else removes it.
+    /// `None`: another call removes it.
     fn begin(all: &'a Mutex<HashSet<u64>>, ino: u64) -> Option<Self> {
         let is_first = all.lock().insert(ino);
         is_first.then(|| Self { all, ino })

@@ -1,4 +1,4 @@
-//! Which failed reads the log is told of: whoever can read a damaged file could fill it.
+//! Which failed reads have a line in the log: a caller that reads a damaged file could fill the log.
 
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ struct Told {
 }
 
 impl FailedReads {
-    /// Notes a read that failed `now`. If the log is to be told, returns how many it was not told of
-    /// since the last line; a range that is asked for several times in a row is told once.
+    /// Notes a read that failed `now`. If it is to have a line, returns how many reads have failed
+    /// without one since the last; a range that is read several times in a row has one.
     pub(crate) fn note(&self, id: ObjectId, offset: u64, now: Duration) -> Option<u64> {
         let mut told = self.0.lock();
         if told.last.replace((id, offset)) == Some((id, offset)) {

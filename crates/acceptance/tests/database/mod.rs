@@ -48,7 +48,8 @@ impl Kind {
     }
 }
 
-/// Where the programs of postgres are: distributions keep them out of the path, a directory for each version.
+/// Where the programs of postgres are: distributions keep them out of the path, a directory for each
+/// version.
 fn postgres_dir() -> Option<PathBuf> {
     if let Some(found) = program::find("initdb") {
         // One in the path may be a link to where the others are.
@@ -76,7 +77,8 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Transactions that each insert a row and move between two accounts; each is followed by `done N`, counted from 0.
+    /// Transactions that each insert a row and move between two accounts; each is followed by
+    /// `done N`, counted from 0.
     pub(crate) fn script(self) -> String {
         let mut rng = Rng::new((self.round * WRITERS + self.writer) as u64);
         let mut script = String::new();
@@ -184,7 +186,8 @@ impl Database {
             "listen_addresses=".to_owned(),
             format!("unix_socket_directories={}", self.sockets.display()),
             format!("fsync={}", if fsync { "on" } else { "off" }),
-            // Little memory and small segments: data files are written, and checkpoints made, in the midst of the load.
+            // Little memory and small segments: data files are written, and checkpoints made, in
+            // the midst of the load.
             "shared_buffers=1MB".to_owned(),
             "min_wal_size=32MB".to_owned(),
             "max_wal_size=32MB".to_owned(),

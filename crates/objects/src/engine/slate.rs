@@ -41,7 +41,7 @@ pub(crate) struct SlateEngine {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) path: Path,
     pub(super) clock: Arc<Clock>,
-    /// Who merges tables, or removes some.
+    /// Held while tables are merged, and while it is read which of them are in use.
     pub(super) turn: Arc<AsyncMutex<()>>,
     /// Ends the merging of tables.
     stop: CancellationToken,
@@ -237,8 +237,7 @@ impl Engine for SlateEngine {
         if let Some(merging) = merging {
             let _it_ended = merging.await;
         }
-        let tables = FlushOptions { flush_type: FlushType::MemTable };
-        let written = self.flush(tables).await;
+        let written = self.write_tables().await;
         // Also where that failed: its tasks end.
         let closed = self.db.close().await.map_err(|error| self.failed(&error));
         written.and(closed)

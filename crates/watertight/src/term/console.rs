@@ -11,9 +11,11 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{LazyLock, OnceLock};
 
 use rustix::termios::tcgetwinsize;
+use serde::Serialize;
 use sync::Mutex;
 
 use crate::term::columns;
+use crate::term::problem::{Problem, Result};
 use crate::term::shown::{in_json, in_one_line, is_printable};
 
 static CONSOLE: LazyLock<Console> = LazyLock::new(Console::new);
@@ -122,6 +124,16 @@ impl Console {
         let json = in_json(json);
         let mut out = io::stdout().lock();
         self.above_status(|| writeln!(out, "{json}").and_then(|()| out.flush()));
+    }
+
+    /// Prints a value as JSON of several lines on standard output.
+    ///
+    /// # Errors
+    /// The value cannot be written as JSON.
+    pub fn print_value(&self, value: &impl Serialize) -> Result<()> {
+        let json = serde_json::to_string_pretty(value);
+        self.print_json(&json.map_err(|error| Problem::failure(error.to_string()))?);
+        Ok(())
     }
 
     /// Prints a page in a format of its own, whose names are exact: as it is, except on a terminal.

@@ -158,8 +158,7 @@ fn bench(args: &BenchArgs, places: &Arc<Places>) -> Result<()> {
         rows,
     };
     if args.json {
-        let text = serde_json::to_string_pretty(&report);
-        console().print_json(&text.map_err(|error| Problem::failure(error.to_string()))?);
+        console().print_value(&report)?;
     } else {
         print(&report);
     }

@@ -4,7 +4,7 @@ use crate::cli::ChangeKeyArgs;
 use crate::control::progress;
 use crate::object_volumes::{canonical, problem};
 use crate::term::console::console;
-use crate::term::problem::{Problem, Result};
+use crate::term::problem::Result;
 use crate::term::shown::Show as _;
 
 /// Runs the verb.
@@ -21,9 +21,7 @@ pub fn run(args: &ChangeKeyArgs) -> Result<()> {
     };
     let changed = progress::waiting_for(&what, "the bucket", change)?;
     if args.json {
-        let text = serde_json::to_string_pretty(&changed);
-        console().print_json(&text.map_err(|error| Problem::failure(error.to_string()))?);
-        return Ok(());
+        return console().print_value(&changed);
     }
     let (url, new) = (changed.url.shown(), args.new_key_file.shown());
     let what = if changed.changed { "has the key of" } else { "had already the key of" };

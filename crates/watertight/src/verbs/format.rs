@@ -6,7 +6,7 @@ use crate::cli::{Compress, FormatArgs};
 use crate::control::progress;
 use crate::object_volumes::{canonical, problem};
 use crate::term::console::console;
-use crate::term::problem::{Problem, Result};
+use crate::term::problem::Result;
 use crate::term::shown::Show as _;
 
 /// Runs the verb.
@@ -29,9 +29,7 @@ pub fn run(args: &FormatArgs) -> Result<()> {
     let format = || objects::format(&url, &options).map_err(|error| problem(&url, &error));
     let formatted = progress::waiting_for(&what, "the bucket", format)?;
     if args.json {
-        let text = serde_json::to_string_pretty(&formatted);
-        console().print_json(&text.map_err(|error| Problem::failure(error.to_string()))?);
-        return Ok(());
+        return console().print_value(&formatted);
     }
     let (url, probe) = (formatted.url.shown(), formatted.probe.shown());
     let key = args.encrypt_key_file.as_ref().map_or_else(String::new, |file| {

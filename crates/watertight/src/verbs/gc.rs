@@ -6,7 +6,7 @@ use crate::cli::GcArgs;
 use crate::control::progress;
 use crate::object_volumes::{canonical, problem};
 use crate::term::console::console;
-use crate::term::problem::{Problem, Result};
+use crate::term::problem::Result;
 use crate::term::shown::Show as _;
 use crate::term::units;
 
@@ -23,8 +23,7 @@ pub fn run(args: &GcArgs) -> Result<()> {
         || objects::collect_garbage(&url, key_file, args.dry_run).map_err(|error| problem(&url, &error));
     let collected = progress::waiting_for(&what, "the bucket", collect)?;
     if args.json {
-        let text = serde_json::to_string_pretty(&collected);
-        console().print_json(&text.map_err(|error| Problem::failure(error.to_string()))?);
+        console().print_value(&collected)?;
     } else {
         console().print(&line(&collected));
     }

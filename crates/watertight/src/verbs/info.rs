@@ -6,7 +6,7 @@ use crate::cli::InfoArgs;
 use crate::control::progress;
 use crate::object_volumes::{canonical, problem};
 use crate::term::console::console;
-use crate::term::problem::{Problem, Result};
+use crate::term::problem::Result;
 use crate::term::shown::Show as _;
 use crate::term::units;
 
@@ -22,8 +22,7 @@ pub fn run(args: &InfoArgs) -> Result<()> {
     let look = || objects::info(&url, key_file).map_err(|error| problem(&url, &error));
     let info = progress::waiting_for(&what, "the bucket", look)?;
     if args.json {
-        let text = serde_json::to_string_pretty(&info);
-        console().print_json(&text.map_err(|error| Problem::failure(error.to_string()))?);
+        console().print_value(&info)?;
     } else {
         console().print(&page(&info));
     }

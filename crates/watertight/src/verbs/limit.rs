@@ -68,9 +68,7 @@ fn show(json: bool, limits: &Limits, only: Option<&CgroupPath>) -> Result<()> {
     let is_wanted = |row: &&CgroupLimits| only.is_none_or(|only| row.cgroup == only.as_str());
     let rows: Vec<CgroupLimits> = limits.limits.iter().filter(is_wanted).cloned().collect();
     if json {
-        let text = serde_json::to_string_pretty(&Limits { limits: rows });
-        console().print_json(&text.map_err(|error| Problem::failure(error.to_string()))?);
-        return Ok(());
+        return console().print_value(&Limits { limits: rows });
     }
     for row in &rows {
         console().print(&line(row));

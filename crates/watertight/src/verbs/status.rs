@@ -108,9 +108,7 @@ pub fn run(args: &StatusArgs) -> Result<()> {
         }
     };
     if args.json {
-        let text =
-            serde_json::to_string_pretty(&report).map_err(|error| Problem::failure(error.to_string()))?;
-        console().print_json(&text);
+        console().print_value(&report)?;
     } else if let Some(file) = &args.output {
         replace(file, &report.metrics())?;
     } else if args.metrics {
