@@ -182,6 +182,7 @@ impl Tree {
         self.know_extents(pin.ino).await;
         let mut change = ExtentChange::default();
         for (start, stored) in stored {
+            change.wrote(&stored);
             let row = ExtentRow { len: u64::from(stored.len), data: Some((stored, 0)) };
             let extent = Extent { start, row };
             let (mut at, end) = (start, extent.end());
@@ -218,13 +219,18 @@ impl Tree {
         state.row.allocated = state.row.allocated.saturating_add_signed(change.allocated);
         change.put(pin.ino, &mut batch);
         batch.put(inode_key(pin.ino), state.stored());
+        self.write_known(pin.ino, &change, batch).await
+    }
+
+    /// Writes a batch with a change of a file's extents, which is locked.
+    pub(crate) async fn write_known(&self, ino: u64, change: &ExtentChange, batch: Batch) -> Result<()> {
         // Out of the cache until the engine has the change: what fails leaves nothing there.
-        let mut known = self.extent_cache.take(pin.ino);
+        let mut known = self.extent_cache.take(ino);
         self.write(batch).await?;
         if let Some(Known::All(extents)) = &mut known {
             change.apply(extents);
         }
-        known.into_iter().for_each(|known| self.extent_cache.give(pin.ino, known));
+        known.into_iter().for_each(|known| self.extent_cache.give(ino, known));
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use store::Result;
 
 use crate::log::object::ROW_OVERHEAD;
-use crate::rows::{self, ExtentRow, Object, Totals};
+use crate::rows::{self, ExtentRow, Object, Totals, Usage};
 
 pub(crate) use clock::Clock;
 pub(crate) use reader::ReadEngine;
@@ -33,12 +33,12 @@ pub(crate) const BATCH_BYTES_MAX: usize = 32 << 20;
 pub(crate) struct Batch {
     pub(crate) changes: Vec<(Vec<u8>, Option<Bytes>)>,
     pub(crate) totals: Totals,
-    /// By how many bytes more, or fewer, extents refer to objects.
-    pub(crate) live: BTreeMap<Object, i64>,
+    /// How much more, or less, of objects is in use.
+    pub(crate) usage: BTreeMap<Object, Usage>,
 }
 
-/// What one change of an object's live bytes takes in the log.
-const LIVE_BYTES: usize = ROW_OVERHEAD + rows::LIVE_KEY_BYTES_MAX + 10;
+/// What one change of an object's usage takes in the log.
+const USAGE_BYTES: usize = ROW_OVERHEAD + rows::LIVE_KEY_BYTES_MAX + 20;
 
 impl Batch {
     pub(crate) fn put(&mut self, key: Vec<u8>, value: Bytes) {
@@ -61,20 +61,26 @@ impl Batch {
 
     fn count(&mut self, row: &ExtentRow, sum: impl FnOnce(i64, i64) -> i64) {
         if let Some((stored, _)) = &row.data {
-            let live = self.live.entry(stored.object).or_default();
-            *live = sum(*live, i64::try_from(row.len).unwrap_or(i64::MAX));
+            let usage = self.usage.entry(stored.object).or_default();
+            usage.live = sum(usage.live, i64::try_from(row.len).unwrap_or(i64::MAX));
         }
+    }
+
+    /// So many bytes of data are in an object, whatever refers to them.
+    pub(crate) fn wrote(&mut self, object: Object, bytes: i64) {
+        let usage = self.usage.entry(object).or_default();
+        usage.written = usage.written.saturating_add(bytes);
     }
 
     /// Its length in the log.
     pub(crate) fn bytes(&self) -> usize {
         let value = |value: &Option<Bytes>| value.as_ref().map_or(0, Bytes::len);
         let changes = self.changes.iter().map(|(key, change)| ROW_OVERHEAD + key.len() + value(change));
-        changes.sum::<usize>() + self.live.len() * LIVE_BYTES
+        changes.sum::<usize>() + self.usage.len() * USAGE_BYTES
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.changes.is_empty() && self.totals == Totals::default() && self.live.is_empty()
+        self.changes.is_empty() && self.totals == Totals::default() && self.usage.is_empty()
     }
 }
 

@@ -8,7 +8,7 @@ use store::Result;
 
 use crate::engine::{Batch, Engine};
 use crate::extent_cache::{FileExtents, Known};
-use crate::rows::{self, Extent, ExtentRow, extent_end, extent_key};
+use crate::rows::{self, Extent, ExtentRow, Object, Stored, extent_end, extent_key};
 use crate::tree::Tree;
 
 /// Rows that are read at first: the engine may have to walk over many that were deleted.
@@ -60,6 +60,8 @@ pub(crate) struct ExtentChange {
     before: BTreeMap<u64, Extent>,
     /// How much more the file holds.
     pub(crate) allocated: i64,
+    /// Data that the change comes with: the object, and how many bytes were written to it.
+    wrote: Vec<(Object, i64)>,
 }
 
 impl ExtentChange {
@@ -102,6 +104,29 @@ impl ExtentChange {
         }
     }
 
+    /// New data was written for it.
+    pub(crate) fn wrote(&mut self, stored: &Stored) {
+        self.wrote.push((stored.object, i64::from(stored.len)));
+    }
+
+    /// Whether it was loaded with this extent, and has not cut it.
+    pub(crate) fn has(&self, extent: &Extent) -> bool {
+        self.now.get(&extent.end()) == Some(extent)
+    }
+
+    /// Makes one extent of two that follow each other in the file and in their object.
+    pub(crate) fn join(&mut self) {
+        let mut joined: Vec<Extent> = Vec::with_capacity(self.now.len());
+        for extent in std::mem::take(&mut self.now).into_values() {
+            let Some(last) = joined.last_mut().filter(|last| is_continued(last, &extent)) else {
+                joined.push(extent);
+                continue;
+            };
+            last.row.len += extent.row.len;
+        }
+        self.now = joined.into_iter().map(|extent| (extent.end(), extent)).collect();
+    }
+
     /// Puts an extent where nothing is.
     pub(crate) fn add(&mut self, extent: Extent) {
         self.allocated += signed(extent.row.len);
@@ -140,6 +165,7 @@ impl ExtentChange {
                 batch.unrefer(&extent.row);
             }
         }
+        self.wrote.iter().for_each(|(object, bytes)| batch.wrote(*object, *bytes));
         batch.totals.bytes += self.allocated;
     }
 
@@ -186,6 +212,16 @@ impl Tree {
             None => overlapping(&*self.engine, ino, range, max).await,
         }
     }
+}
+
+/// Whether `next` is behind `extent` in the file and in their object.
+fn is_continued(extent: &Extent, next: &Extent) -> bool {
+    let (Some((stored, skip)), Some((next_stored, next_skip))) = (&extent.row.data, &next.row.data) else {
+        return false;
+    };
+    extent.end() == next.start
+        && stored == next_stored
+        && u64::from(*skip) + extent.row.len == u64::from(*next_skip)
 }
 
 fn signed(len: u64) -> i64 {

@@ -22,6 +22,11 @@
 //!   no more than others do.
 //!
 //! Time is counted in passes, which a process that is stopped does not make.
+//!
+//! Objects that are mostly dead are repacked ([`crate::repacking`]), and go when they are not in use
+//! any more. While a reader elsewhere keeps everything, that would only take more space.
+
+mod choice;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -36,14 +41,21 @@ use crate::engine::{Batch, Engine as _, Records, SlateEngine};
 use crate::log::CommitLog;
 use crate::log::object::{self, HEADER, Header, LogKind};
 use crate::readers::Readers;
-use crate::rows::{self, Object};
+use crate::repacking::Moving;
+use crate::rows::{self, Object, Usage};
 use crate::segments;
 use crate::tree::Tree;
+use choice::Choice;
 
 /// Rows that are read at a time.
 const BATCH: usize = 1024;
 /// Objects that wait for being removed at a time; more are found when those are gone.
 const WAITING_MAX: usize = 64 << 10;
+
+/// Dead bytes that are not worth repacking.
+const LEFT_ALONE: u64 = 16 << 20;
+/// Objects of which it is remembered that they were repacked.
+const REPACKED_MAX: usize = 64 << 10;
 
 /// When garbage is looked for, and how long it stays.
 #[derive(Debug, Clone, Copy)]
@@ -51,11 +63,13 @@ pub(crate) struct Timing {
     pub(crate) every: Duration,
     /// Passes that find an object to be garbage before it is removed.
     pub(crate) passes: u32,
+    /// Dead bytes in objects that are in use, for which none is repacked.
+    pub(crate) left_alone: u64,
 }
 
 impl Default for Timing {
     fn default() -> Self {
-        Self { every: Duration::from_secs(300), passes: 3 }
+        Self { every: Duration::from_secs(300), passes: 3, left_alone: LEFT_ALONE }
     }
 }
 
@@ -117,6 +131,8 @@ pub(crate) struct Collector {
     timing: Timing,
     found: BTreeMap<Garbage, Found>,
     readers: Readers,
+    /// What was repacked: what still refers to it is not found there.
+    repacked: BTreeSet<Object>,
     /// The log was searched up to here: what is left there are fences, and objects with data.
     searched: Option<u64>,
     fences: BTreeSet<u64>,
@@ -140,6 +156,7 @@ impl Collector {
             timing,
             found: BTreeMap::new(),
             readers: Readers::default(),
+            repacked: BTreeSet::new(),
             searched: None,
             fences: BTreeSet::new(),
             clean_at: None,
@@ -169,25 +186,40 @@ impl Collector {
 
     /// Looks for garbage once, and removes what was found often enough; returns how many objects.
     pub(crate) async fn pass(&mut self) -> Result<usize> {
-        let written = self.log.last_number();
-        if self.found.is_empty() && self.clean_at == Some(written) {
+        // More may come into an object that is open.
+        let written = (!self.log.has_open()).then(|| self.log.last_number());
+        if self.found.is_empty() && written.is_some() && self.clean_at == written {
             return Ok(0);
         }
         if !self.is_counted().await? {
-            self.clean_at = Some(written);
+            self.clean_at = written;
             return Ok(0);
         }
         let records = self.records().await?;
         let oldest = self.tree.work.oldest();
-        let mut garbage = self.garbage_but_tables(&records).await?;
+        let mut choice = Choice::default();
+        let mut garbage = self.garbage_but_tables(&records, &mut choice).await?;
         if self.listed_at != Some(records.newest) || self.found.keys().any(|g| matches!(g, Garbage::Table(_)))
         {
             garbage.extend(self.unused(&records).await?);
             self.listed_at = Some(records.newest);
         }
         self.find(garbage, WAITING_MAX);
-        self.clean_at = self.found.is_empty().then_some(written);
-        match self.remove_due(oldest).await? {
+        self.clean_at = written.filter(|_| self.found.is_empty());
+        let looks = self.readers.looks();
+        let removal = self.remove_due(oldest).await?;
+        let chosen = choice.made(self.timing.left_alone);
+        if !chosen.is_empty() {
+            // Once in a pass: marks grow old by it.
+            if self.readers.looks() == looks {
+                self.readers.look(&self.bucket).await?;
+            }
+            if self.readers.are_none() {
+                self.clean_at = None;
+                self.repack(chosen).await?;
+            }
+        }
+        match removal {
             Removal::Removed(names) => Ok(names.len()),
             Removal::LeftForReaders(_) => Ok(0),
         }
@@ -201,6 +233,9 @@ impl Collector {
             return Err(Error::with(ErrorKind::Unsupported, "collect garbage", why));
         }
         if !is_tried {
+            if self.bucket.some_names("reader", 1).await?.is_empty() {
+                self.repack_all().await?;
+            }
             // The log's objects are garbage when their rows are in tables.
             self.tree.sync_all().await?;
             self.engine.write_tables().await?;
@@ -213,7 +248,7 @@ impl Collector {
         let records = self.records().await?;
         self.searched = Some(0);
         let oldest = self.tree.work.oldest();
-        let mut garbage = self.garbage_but_tables(&records).await?;
+        let mut garbage = self.garbage_but_tables(&records, &mut Choice::default()).await?;
         garbage.extend(self.unused(&records).await?);
         garbage.extend(self.segments_without_rows(sizes.keys()).await?);
         self.find(garbage, usize::MAX);
@@ -264,25 +299,60 @@ impl Collector {
         Err(Error::with(ErrorKind::Io, "collect garbage", "another host has taken the volume over"))
     }
 
-    async fn garbage_but_tables(&mut self, records: &Records) -> Result<Vec<Garbage>> {
-        let mut garbage = self.dead_data(records.replay_after).await?;
+    /// Moves what is in use of these.
+    async fn repack(&mut self, chosen: BTreeSet<Object>) -> Result<()> {
+        if self.repacked.len() >= REPACKED_MAX {
+            self.repacked.clear();
+        }
+        let mut moving = Moving::default();
+        for object in chosen {
+            self.repacked.insert(object);
+            match self.tree.in_use(object).await {
+                Ok(found) => self.tree.take_along(&mut moving, found).await?,
+                Err(error) if self.log.failure().is_some() => return Err(error),
+                Err(error) => tracing::warn!(%error, "an object that is mostly dead stays"),
+            }
+        }
+        self.tree.moved(moving).await
+    }
+
+    /// Repacks until little is dead in objects that are in use.
+    async fn repack_all(&mut self) -> Result<()> {
+        loop {
+            let records = self.records().await?;
+            let mut choice = Choice::default();
+            self.dead_data(records.replay_after, &mut choice).await?;
+            let chosen = choice.made(0);
+            if chosen.is_empty() {
+                return Ok(());
+            }
+            self.repack(chosen).await?;
+            self.tree.sync_all().await?;
+            self.engine.write_tables().await?;
+        }
+    }
+
+    async fn garbage_but_tables(&mut self, records: &Records, choice: &mut Choice) -> Result<Vec<Garbage>> {
+        let mut garbage = self.dead_data(records.replay_after, choice).await?;
         garbage.extend(self.log_without_data(records.replay_after).await?);
         Ok(garbage)
     }
 
     /// Objects that no extent refers to any more, and whose rows are in tables.
-    async fn dead_data(&self, replay_after: u64) -> Result<Vec<Garbage>> {
+    async fn dead_data(&self, replay_after: u64, choice: &mut Choice) -> Result<Vec<Garbage>> {
         let (mut from, end) = ([rows::COUNTED, &[0]].concat(), rows::all_keys(b'G').end);
         let mut dead = Vec::new();
         loop {
             let counts = self.engine.scan(from.clone()..end.clone(), BATCH).await?;
             let is_last = counts.len() < BATCH;
-            for (key, live) in counts {
+            for (key, usage) in counts {
                 let object = rows::live_object(&key)?;
-                let live: i64 = rows::from_bytes(&live, "a count of live bytes")?;
+                let usage = Usage::from_bytes(&usage)?;
                 let is_kept = matches!(object, Object::Log(number) if number > replay_after);
-                if live == 0 && !is_kept {
+                if usage.live == 0 && !is_kept {
                     dead.push(Garbage::Data(object));
+                } else {
+                    choice.see(object, usage, !is_kept && !self.repacked.contains(&object));
                 }
                 from = [&key[..], &[0]].concat();
             }

@@ -16,7 +16,7 @@
 //!  log          the commit log, the engine's write-ahead log: rows and small data in one object
 //!   |
 //!  segments     bulk data, written once; `garbage`: objects that nobody needs are removed, `work` and
-//!   |           `readers` say who may
+//!   |           `readers` say who may; `repacking` takes what is in use out of those mostly dead
 //!   |
 //!  rows, codec  how a row, and how data, is written
 //!   |
@@ -66,6 +66,7 @@ mod problem;
 mod profile;
 mod ranges;
 mod readers;
+mod repacking;
 mod requests;
 mod rows;
 mod runtime;

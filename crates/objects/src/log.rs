@@ -23,6 +23,7 @@
 
 mod init;
 pub(crate) mod object;
+mod places;
 mod replay;
 mod writer;
 

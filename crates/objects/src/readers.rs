@@ -82,11 +82,23 @@ impl Mark {
 pub(crate) struct Readers {
     /// The last mark of each, and how often it was found.
     known: BTreeMap<String, (String, u32)>,
+    looks: u64,
 }
 
 impl Readers {
+    /// How often it was looked for them.
+    pub(crate) const fn looks(&self) -> u64 {
+        self.looks
+    }
+
+    /// Whether the last look found none.
+    pub(crate) fn are_none(&self) -> bool {
+        self.known.is_empty()
+    }
+
     /// Looks for readers, and removes marks of those that are gone; returns the marks of the others.
     pub(crate) async fn look(&mut self, bucket: &Bucket) -> Result<Vec<String>> {
+        self.looks += 1;
         let mut found = BTreeMap::new();
         for mark in bucket.list("reader", None).await? {
             let Some((id, number)) = mark.split_once('/') else { continue };

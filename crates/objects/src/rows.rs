@@ -9,7 +9,7 @@
 //! | `O` inode | none: an inode without a name that is to be removed; or the size it is cut to |
 //! | `C` | [`Totals`], merged |
 //! | `G` | none: of each object that has data it is known how much of it is alive |
-//! | `G` object | bytes of extents that refer to the object, merged |
+//! | `G` object | [`Usage`]: how much of the object is in use, merged |
 //! | `L` | the number of the object of the log up to which garbage was looked for |
 //!
 //! Numbers in keys are big-endian, so that the engine's order is theirs. Extents are found by their
@@ -195,6 +195,35 @@ impl Extent {
 pub(crate) struct Totals {
     pub(crate) bytes: i64,
     pub(crate) inodes: i64,
+}
+
+/// How much of an object is in use, or a change of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct Usage {
+    /// Bytes of extents that refer to it.
+    pub(crate) live: i64,
+    /// Bytes of data that were written to it.
+    pub(crate) written: i64,
+}
+
+impl Usage {
+    pub(crate) const fn plus(self, change: Self) -> Self {
+        Self {
+            live: self.live.saturating_add(change.live),
+            written: self.written.saturating_add(change.written),
+        }
+    }
+
+    /// A stored value. Early builds did not count what was written: none of it is known.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let corrupted = || corrupted("a count of live bytes");
+        let (live, rest) = postcard::take_from_bytes(bytes).map_err(|_| corrupted())?;
+        if rest.is_empty() {
+            return Ok(Self { live, written: 0 });
+        }
+        let written = postcard::from_bytes(rest).map_err(|_| corrupted())?;
+        Ok(Self { live, written })
+    }
 }
 
 /// The key of [`Totals`].

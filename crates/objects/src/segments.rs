@@ -18,12 +18,15 @@ use sync::mutant::is_on;
 use crate::bucket::{Bucket, Condition};
 use crate::codec::{ChunkTable, Codec};
 use crate::log::CommitLog;
+use crate::log::object::OBJECT_BYTES_MAX;
 use crate::rows::{self, Object, Stored};
 
 /// The longest extent.
 pub(crate) const EXTENT_BYTES_MAX: usize = 8 << 20;
 /// How much is read at a time, in plain bytes: what is asked for begins in it.
 const WINDOW: u32 = 1 << 20;
+/// The end of every segment.
+const MAGIC: &[u8; 4] = b"WTsg";
 /// Windows that are kept for the next read.
 const WINDOWS: usize = 32;
 
@@ -45,6 +48,12 @@ pub(crate) struct Segments {
     epoch: u64,
     next: AtomicU64,
     windows: Mutex<LruCache<(Object, u32, u32), Bytes>>,
+}
+
+impl FooterRow {
+    fn end(&self) -> u64 {
+        self.start.saturating_add(u64::from(self.len))
+    }
 }
 
 fn name(epoch: u64, number: u64) -> String {
@@ -77,14 +86,22 @@ impl Segments {
     /// Writes extents of one inode to a segment of their own, and returns when it is durable: where
     /// each begins in the file, and where it is.
     pub(crate) async fn put_bulk(&self, ino: u64, extents: Vec<(u64, Bytes)>) -> Result<Vec<(u64, Stored)>> {
+        let starts: Vec<u64> = extents.iter().map(|(start, _)| *start).collect();
+        let extents = extents.into_iter().map(|(start, data)| (ino, start, data)).collect();
+        Ok(starts.into_iter().zip(self.put_segment(extents).await?).collect())
+    }
+
+    /// Writes extents, each of an inode and where it begins there, to a segment of their own, and
+    /// returns when it is durable: where each is.
+    pub(crate) async fn put_segment(&self, extents: Vec<(u64, u64, Bytes)>) -> Result<Vec<Stored>> {
         // ORDERING: Relaxed, a number that is given once; nothing else is published with it.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let object = Object::Segment(self.epoch, number);
         let (mut parts, mut stored, mut footer, mut at) = (Vec::new(), Vec::new(), Vec::new(), 0);
-        for (start, data) in extents {
+        for (ino, start, data) in extents {
             let (encoded, table) = self.codec.encode(&data);
             let len = len_of(&data);
-            stored.push((start, Stored { object, at, len, table: table.to_bytes() }));
+            stored.push(Stored { object, at, len, table: table.to_bytes() });
             footer.push(FooterRow { ino, start, at, len });
             at += len_of(&encoded);
             parts.push(encoded);
@@ -92,7 +109,7 @@ impl Segments {
         let footer = self.codec.seal(b"footer", &rows::to_bytes(&footer));
         let mut end = BytesMut::from(&footer[..]);
         end.extend_from_slice(&len_of(&footer).to_be_bytes());
-        end.extend_from_slice(b"WTsg");
+        end.extend_from_slice(MAGIC);
         parts.push(end.freeze());
         let name = name(self.epoch, number);
         if is_on("rows-before-bulk-data") {
@@ -107,6 +124,57 @@ impl Segments {
                 Err(Error::with(ErrorKind::Io, "write data", format!("{name}: another process made it")))
             }
         }
+    }
+
+    /// A whole object; `None`: it is gone.
+    pub(crate) async fn whole(&self, object: Object) -> Result<Option<Bytes>> {
+        let got = self.bucket.bulk().get_at_most(&object_name(object), OBJECT_BYTES_MAX).await?;
+        Ok(got.map(|(bytes, _)| bytes))
+    }
+
+    /// Where the data of a whole object was written to: inodes, and from where to where in them.
+    ///
+    /// # Errors
+    /// `Io`: the object is damaged, with its name.
+    pub(crate) fn places(&self, object: Object, whole: &Bytes) -> Result<Vec<(u64, Range<u64>)>> {
+        let damaged = |error: Error| {
+            let (name, why) = (object_name(object), error.detail().unwrap_or("it is damaged"));
+            Error::with(ErrorKind::Io, "read data", format!("{}/{name}: {why}", self.bucket.url()))
+        };
+        match object {
+            Object::Log(number) => self.log.places(number, whole).map_err(damaged),
+            Object::Segment(..) => {
+                let footer = self.footer(whole).map_err(damaged)?;
+                Ok(footer.into_iter().map(|row| (row.ino, row.start..row.end())).collect())
+            }
+        }
+    }
+
+    fn footer(&self, whole: &Bytes) -> Result<Vec<FooterRow>> {
+        let parts = whole.split_last_chunk::<4>().filter(|(_, magic)| *magic == MAGIC);
+        let parts = parts.and_then(|(rest, _)| rest.split_last_chunk::<4>());
+        let footer = parts.and_then(|(rest, len)| {
+            let from = rest.len().checked_sub(u32::from_be_bytes(*len) as usize)?;
+            rest.get(from..)
+        });
+        let footer = footer.ok_or_else(|| rows::corrupted("the end of a segment"))?;
+        rows::from_bytes(&self.codec.open(b"footer", footer)?, "the end of a segment")
+    }
+
+    /// Reads a part of an extent out of its whole object.
+    pub(crate) fn read_from(&self, whole: &Bytes, stored: &Stored, part: Range<u32>) -> Result<Bytes> {
+        if part.end > stored.len || part.start > part.end {
+            return Err(rows::corrupted("an extent"));
+        }
+        let table = ChunkTable::from_bytes(&stored.table)?;
+        let (range, first) = self.codec.stored_range(&table, stored.len, part.clone())?;
+        let at = stored.at as usize;
+        let encoded = at.checked_add(range.start as usize).zip(at.checked_add(range.end as usize));
+        let encoded = encoded.and_then(|(from, to)| whole.get(from..to));
+        let encoded = encoded.ok_or_else(|| rows::corrupted("an extent"))?;
+        let mut plain = vec![0; part.len()];
+        self.codec.decode(&table, stored.len, first, encoded, part, &mut plain)?;
+        Ok(plain.into())
     }
 
     /// Reads a part of an extent.

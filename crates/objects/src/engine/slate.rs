@@ -27,7 +27,7 @@ use crate::codec::Codec;
 use crate::engine_blocks::Blocks;
 use crate::limited::TOO_SHORT;
 use crate::log::{CommitLog, LogInit, Replay};
-use crate::rows::{self, Totals};
+use crate::rows::{self, Totals, Usage};
 
 /// Rows in memory before they become a table.
 const TABLE_BYTES: usize = 32 << 20;
@@ -218,7 +218,7 @@ impl Engine for SlateEngine {
         if batch.totals != Totals::default() {
             writes.merge(rows::TOTALS, rows::to_bytes(&batch.totals));
         }
-        for (object, change) in batch.live.iter().filter(|(_, change)| **change != 0) {
+        for (object, change) in batch.usage.iter().filter(|(_, change)| **change != Usage::default()) {
             writes.merge(rows::live_key(*object), rows::to_bytes(change));
         }
         self.db.write(writes).await.map(drop).map_err(|error| self.failed(&error))

@@ -2,22 +2,21 @@
 
 use bytes::Bytes;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use slatedb::{MergeOperator, MergeOperatorError};
 use store::Result;
 
-use crate::rows::{self, TOTALS, Totals};
+use crate::rows::{self, TOTALS, Totals, Usage};
 
 /// Adds changes.
 pub(super) struct Sums;
 
-fn add<T: Default + Serialize + DeserializeOwned>(
+fn add<T: Default + Serialize>(
     existing: Option<&Bytes>,
     change: &Bytes,
+    read: impl Fn(&Bytes) -> Result<T>,
     sum: impl FnOnce(T, T) -> T,
 ) -> Result<Bytes> {
-    let read = |bytes: &Bytes| rows::from_bytes::<T>(bytes, "a sum");
-    let before = existing.map_or_else(|| Ok(T::default()), read)?;
+    let before = existing.map_or_else(|| Ok(T::default()), &read)?;
     Ok(rows::to_bytes(&sum(before, read(change)?)))
 }
 
@@ -29,12 +28,13 @@ impl MergeOperator for Sums {
         change: Bytes,
     ) -> Result<Bytes, MergeOperatorError> {
         let sum = if key == TOTALS {
-            add(existing.as_ref(), &change, |before: Totals, change: Totals| Totals {
+            let read = |bytes: &Bytes| rows::from_bytes(bytes, "the totals");
+            add(existing.as_ref(), &change, read, |before: Totals, change: Totals| Totals {
                 bytes: before.bytes.saturating_add(change.bytes),
                 inodes: before.inodes.saturating_add(change.inodes),
             })
         } else {
-            add(existing.as_ref(), &change, i64::saturating_add)
+            add(existing.as_ref(), &change, |bytes| Usage::from_bytes(bytes), Usage::plus)
         };
         sum.map_err(|error| MergeOperatorError::Callback { message: error.to_string() })
     }

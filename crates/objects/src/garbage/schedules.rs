@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::tests::{LARGE, bucket, collector, make, open, write};
+use crate::repacking::Moving;
 
 /// What is under way keeps what it may use.
 #[tokio::test]
@@ -51,6 +52,33 @@ async fn an_earlier_holder_acknowledges_nothing_after_a_collection() {
     mounted.close().await;
 }
 
+/// Repacking replaces nothing that was changed since it was read.
+#[tokio::test]
+async fn what_is_changed_while_it_is_repacked_stays_changed() {
+    let objects = Arc::default();
+    let mounted = open(&objects, 1).await;
+    let tree = mounted.tree();
+    let pin = make(tree, "file").await;
+    write(tree, &pin, 1, LARGE).await;
+    let extents = tree.extents(pin.ino, (0, 1), 1).await.unwrap();
+    let object = extents[0].row.data.as_ref().unwrap().0.object;
+    let found = tree.in_use(object).await.unwrap();
+    assert_eq!(found.len(), 1);
+    write(tree, &pin, 2, 10).await;
+    let mut moving = Moving::default();
+    tree.take_along(&mut moving, found).await.unwrap();
+    tree.moved(moving).await.unwrap();
+    let mut data = [0; 20];
+    tree.read_at(&pin, &mut data, 0).await.unwrap();
+    assert_eq!(data[..10], [2; 10], "repacking brings back what was replaced");
+    assert_eq!(data[10..], [1; 10]);
+    // What it wrote in vain is garbage, and is found.
+    let mut collector = collector(&mounted, 1);
+    tree.sync_all().await.unwrap();
+    assert_eq!(collector.pass().await.unwrap(), 1);
+    mounted.close().await;
+}
+
 #[cfg(shuttle)]
 #[test]
 fn a_collection_that_takes_too_much_is_caught() {
@@ -60,4 +88,7 @@ fn a_collection_that_takes_too_much_is_caught() {
     let test = "garbage::schedules::an_earlier_holder_acknowledges_nothing_after_a_collection";
     let acknowledges = "a holder that was taken over acknowledges after a collection";
     assert_caught(test, &["garbage-fence-collected"], acknowledges);
+    let test = "garbage::schedules::what_is_changed_while_it_is_repacked_stays_changed";
+    let brings_back = "repacking brings back what was replaced";
+    assert_caught(test, &["repacking-of-what-changed"], brings_back);
 }

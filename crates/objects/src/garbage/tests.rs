@@ -59,8 +59,9 @@ pub(crate) async fn assert_counted(tree: &Tree) -> Result<()> {
     for (key, count) in tree.engine.scan(rows::all_keys(b'G'), usize::MAX).await? {
         if key != rows::COUNTED {
             let object = rows::live_object(&key)?;
-            let count: i64 = rows::from_bytes(&count, "a count")?;
-            assert_eq!(count, live.remove(&object).unwrap_or(0), "the live bytes of {object:?}");
+            let usage = Usage::from_bytes(&count)?;
+            assert!(usage.written > 0, "what was written to {object:?} is not counted");
+            assert_eq!(usage.live, live.remove(&object).unwrap_or(0), "the live bytes of {object:?}");
         }
     }
     assert!(live.is_empty(), "not counted: {live:?}");
@@ -188,5 +189,67 @@ async fn a_file_is_removed_once() {
     assert_counted(tree).await.unwrap();
     let totals = *tree.totals.lock();
     assert_eq!((totals.inodes, totals.bytes), (2, 5000));
+    mounted.close().await;
+}
+
+/// Random overwrites leave a little alive in each segment: it is moved, and they go.
+#[tokio::test]
+async fn what_is_mostly_dead_is_repacked() {
+    let objects = Arc::default();
+    let mounted = open(&objects, 1).await;
+    let tree = mounted.tree();
+    let mut collector = mounted.collector(Timing { passes: 1, left_alone: 0, ..Timing::default() }).unwrap();
+    let (pin, small, gone) = (make(tree, "file").await, make(tree, "small").await, make(tree, "gone").await);
+    let mut expected = vec![0; 8 * LARGE];
+    for round in 0..8_usize {
+        // Each leaves a part of the one before alive.
+        let from = round * 10_000;
+        let data = vec![1 + u8::try_from(round).unwrap(); expected.len() - from];
+        tree.write_at(&pin, &[IoSlice::new(&data)], from as u64).await.unwrap();
+        expected[from..].copy_from_slice(&data);
+        tree.write_at(&small, &[IoSlice::new(&[7; 100])], (1000 * round) as u64).await.unwrap();
+        write(tree, &gone, 1, 5000).await;
+        tree.sync_all().await.unwrap();
+    }
+    drop(gone);
+    tree.remove(ROOT, name("gone"), false).await.unwrap();
+    let bytes = async || {
+        let mut bytes = 0;
+        for dir in ["seg", "log"] {
+            bytes += bucket(&objects).list_sizes(dir).await.unwrap().iter().map(|(_, n)| n).sum::<u64>();
+        }
+        bytes
+    };
+    let before = bytes().await;
+    assert!(before > 7 * expected.len() as u64, "{before}");
+    let attr = tree.attr(ObjectId(pin.ino)).await.unwrap();
+    for _ in 0..4 {
+        collector.pass().await.unwrap();
+        assert_counted(tree).await.unwrap();
+        tree.sync_all().await.unwrap();
+        collector.engine.write_tables().await.unwrap();
+    }
+    let after = bytes().await;
+    assert!(after < expected.len() as u64 * 13 / 10, "{before} before, {after} after");
+    assert_eq!(read(tree, &pin, expected.len()).await, expected);
+    assert_eq!(tree.attr(ObjectId(pin.ino)).await.unwrap(), attr, "a user does not see it");
+    // What was moved is one extent where it was several.
+    let extents = tree.engine.scan(rows::keys_of(b'E', pin.ino), usize::MAX).await.unwrap().len();
+    assert!(extents <= 3, "{extents}");
+    // Tables that were merged go, too; then there is nothing more to do.
+    let mut passes = 0;
+    while collector.pass().await.unwrap() > 0 {
+        passes += 1;
+        assert!(passes < 10, "each pass makes work for the next");
+    }
+    let sent = mounted.requests().sent_bytes;
+    assert_eq!(collector.pass().await.unwrap(), 0);
+    assert_eq!(mounted.requests().sent_bytes, sent);
+    mounted.close().await;
+
+    let mounted = open(&objects, 2).await;
+    let entry = mounted.tree().lookup(ROOT, name("file")).await.unwrap();
+    let pin = mounted.tree().pin_used(entry.id.0, "test").unwrap();
+    assert_eq!(read(mounted.tree(), &pin, expected.len()).await, expected);
     mounted.close().await;
 }

@@ -128,7 +128,7 @@ impl Volume {
     async fn open(&self, taker: &Taker, is_cut: Arc<AtomicBool>) -> Option<Arc<Mounted>> {
         let bucket = Bucket::new(Arc::new(FaultyObjects::new(&self.world, is_cut)), "v".into());
         let bucket = bucket.seeded(taker.number.into()).with_patience(Patience::UntilStopped);
-        let garbage = Timing { every: Duration::from_secs(1), passes: 1 };
+        let garbage = Timing { every: Duration::from_secs(1), passes: 1, left_alone: 0 };
         let options = MountOptions { garbage, ..MountOptions::plain(self.window, [taker.number; 16]) };
         let last = Mounted::last_manifest(&bucket).await;
         let last = last.unwrap_or_else(|error| panic!("the newest manifest cannot be read: {error}"));

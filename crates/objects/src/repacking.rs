@@ -1,0 +1,188 @@
+//! Repacking: what is in use of objects that are mostly dead is written to new segments, so that
+//! the objects can be removed.
+//!
+//! An object says itself where its data was written to: the footer of a segment, the rows of an
+//! object of the log. What there still refers to the object is read, written once more, and takes
+//! the new place if it is what it was: the inode is locked for that alone, never across a request.
+//! What was changed meanwhile stays as it was changed. What another file refers to by a copy is not
+//! found here, and keeps the object.
+//!
+//! # Why nothing is lost
+//! - The new segment is there before a row names it, as with any round.
+//! - An extent is replaced only by the same bytes, with the inode locked, if its row is the one that
+//!   was read.
+//! - The old object stays until nobody can have found it ([`crate::garbage`]). Here it is read whole,
+//!   and not needed any more after that.
+//! - An inode without a name is left alone: it may be on its way out, and no row of it may come back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use store::{ErrorKind, Result};
+use sync::mutant::is_on;
+
+use crate::engine::Batch;
+use crate::extents::ExtentChange;
+use crate::pending::given_up;
+use crate::rows::{Extent, ExtentRow, Object, Stored, corrupted};
+use crate::segments::EXTENT_BYTES_MAX;
+use crate::tree::Tree;
+
+/// Extents that are looked up at a time.
+const EXTENTS: usize = 128;
+
+/// Extents of one inode that follow each other, and what they hold.
+#[derive(Debug)]
+struct Piece {
+    ino: u64,
+    extents: Vec<Extent>,
+    data: BytesMut,
+}
+
+impl Piece {
+    fn start(&self) -> u64 {
+        self.extents.first().map_or(0, |extent| extent.start)
+    }
+
+    fn end(&self) -> u64 {
+        self.extents.last().map_or(0, Extent::end)
+    }
+}
+
+/// What is to be moved: a segment of it at most.
+#[derive(Debug, Default)]
+pub(crate) struct Moving {
+    pieces: Vec<Piece>,
+    bytes: usize,
+}
+
+impl Moving {
+    /// Whether this goes into its segment, too.
+    const fn has_room(&self, bytes: usize) -> bool {
+        self.bytes == 0 || self.bytes + bytes <= EXTENT_BYTES_MAX
+    }
+
+    fn add(&mut self, ino: u64, extent: Extent, data: &Bytes) {
+        self.bytes += data.len();
+        let last = self.pieces.last_mut().filter(|last| {
+            last.ino == ino && last.end() == extent.start && last.data.len() + data.len() <= EXTENT_BYTES_MAX
+        });
+        match last {
+            Some(last) => {
+                last.extents.push(extent);
+                last.data.extend_from_slice(data);
+            }
+            None => self.pieces.push(Piece { ino, extents: vec![extent], data: BytesMut::from(&data[..]) }),
+        }
+    }
+}
+
+impl Tree {
+    /// What is in use of an object where it was written to, in the files' order, and what it holds.
+    ///
+    /// # Errors
+    /// The bucket's; `Io`: the object is damaged.
+    pub(crate) async fn in_use(self: &Arc<Self>, object: Object) -> Result<Vec<(u64, Extent, Bytes)>> {
+        let Some(whole) = self.segments.whole(object).await? else { return Ok(Vec::new()) };
+        let mut found: BTreeMap<(u64, u64), (Extent, Bytes)> = BTreeMap::new();
+        for (ino, range) in self.segments.places(object, &whole)? {
+            let mut at = range.start;
+            while at < range.end {
+                let extents = self.extents(ino, (at, range.end), EXTENTS).await?;
+                let is_last = extents.len() < EXTENTS;
+                at = extents.last().map_or(range.end, Extent::end);
+                for extent in extents {
+                    let Some((stored, skip)) = extent.row.data.as_ref().filter(|(s, _)| s.object == object)
+                    else {
+                        continue;
+                    };
+                    let len = u32::try_from(extent.row.len).ok();
+                    let end = len.and_then(|len| skip.checked_add(len));
+                    let end = end.ok_or_else(|| corrupted("an extent"))?;
+                    let data = self.segments.read_from(&whole, stored, *skip..end)?;
+                    found.insert((ino, extent.start), (extent, data));
+                }
+                if is_last {
+                    break;
+                }
+            }
+        }
+        Ok(found.into_iter().map(|((ino, _), (extent, data))| (ino, extent, data)).collect())
+    }
+
+    /// Takes what [`in_use`](Self::in_use) found along, and moves what is full.
+    pub(crate) async fn take_along(
+        self: &Arc<Self>,
+        moving: &mut Moving,
+        found: Vec<(u64, Extent, Bytes)>,
+    ) -> Result<()> {
+        for (ino, extent, data) in found {
+            if !moving.has_room(data.len()) {
+                self.moved(std::mem::take(moving)).await?;
+            }
+            moving.add(ino, extent, &data);
+        }
+        Ok(())
+    }
+
+    /// Writes a segment, and lets what has not changed refer to it.
+    pub(crate) async fn moved(self: &Arc<Self>, moving: Moving) -> Result<()> {
+        if moving.pieces.is_empty() {
+            return Ok(());
+        }
+        let (mut places, mut data) = (Vec::new(), Vec::new());
+        for piece in moving.pieces {
+            data.push((piece.ino, piece.start(), piece.data.freeze()));
+            places.push((piece.ino, piece.extents));
+        }
+        let turn = self.uploads.acquire().await.map_err(|_| given_up())?;
+        let stored = self.segments.put_segment(data).await?;
+        drop(turn);
+        for ((ino, extents), stored) in places.into_iter().zip(stored) {
+            self.refer_to(ino, extents, stored).await?;
+        }
+        Ok(())
+    }
+
+    /// Lets the extents of an inode refer to `stored`, which holds them one behind the other, where
+    /// they are what they were.
+    async fn refer_to(self: &Arc<Self>, ino: u64, extents: Vec<Extent>, stored: Stored) -> Result<()> {
+        let mut change = ExtentChange::default();
+        // Also where nothing refers to it in the end: it is found to be garbage by that.
+        change.wrote(&stored);
+        let pin = self.pin(ino);
+        let state = match pin.lock().await {
+            Ok(state) => Some(state).filter(|state| state.row.nlink > 0),
+            Err(error) if error.kind() == ErrorKind::Stale => None,
+            Err(error) => return Err(error),
+        };
+        if state.is_none() {
+            let mut batch = Batch::default();
+            change.put(ino, &mut batch);
+            return self.write(batch).await;
+        }
+        let mut skip = 0_u32;
+        for extent in extents {
+            change.load_some(self, ino, (extent.start, extent.end())).await?;
+            if change.has(&extent) || is_on("repacking-of-what-changed") {
+                change.cut(extent.start, extent.end());
+                let row = ExtentRow { len: extent.row.len, data: Some((stored.clone(), skip)) };
+                change.add(Extent { start: extent.start, row });
+            }
+            let len = u32::try_from(extent.row.len).map_err(|_| corrupted("an extent"))?;
+            skip = skip.saturating_add(len);
+            if change.is_large() {
+                self.write_moved(ino, std::mem::take(&mut change)).await?;
+            }
+        }
+        self.write_moved(ino, change).await
+    }
+
+    async fn write_moved(&self, ino: u64, mut change: ExtentChange) -> Result<()> {
+        let mut batch = Batch::default();
+        change.join();
+        change.put(ino, &mut batch);
+        self.write_known(ino, &change, batch).await
+    }
+}
