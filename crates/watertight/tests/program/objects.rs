@@ -7,6 +7,7 @@ mod attributes;
 mod bad_input;
 mod durability;
 mod gc;
+mod ill_store;
 mod keys;
 mod naive_server;
 mod read_only;
