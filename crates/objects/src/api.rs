@@ -13,6 +13,7 @@ use crate::bucket::{Bucket, Patience};
 use crate::codec::Codec;
 pub use crate::compression::Compression;
 use crate::crypto::{DataKey, UserKey};
+use crate::disk_cache::DiskCacheOptions;
 use crate::engine::totals_in_tables;
 use crate::format::{self, Format, Uuid};
 use crate::garbage::Timing;
@@ -44,6 +45,8 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// The file with the key of an encrypted volume.
     pub key_file: Option<PathBuf>,
+    /// Where data is kept on this host for the next read.
+    pub disk_cache: Option<DiskCacheOptions>,
 }
 
 /// How to make a volume.
@@ -144,11 +147,18 @@ pub fn directory(url: &str) -> Option<PathBuf> {
 }
 
 /// Opens a volume for reading, beside its holder and other readers.
-fn open_read_only(url: &Url, key: Option<&UserKey>, bucket: &Bucket) -> Result<Arc<dyn Store>> {
+fn open_read_only(
+    url: &Url,
+    key: Option<&UserKey>,
+    bucket: &Bucket,
+    options: &OpenOptions,
+) -> Result<Arc<dyn Store>> {
     let runtime = crate::runtime::handle()?;
     let opened = async {
         let format = format::read(bucket).await?;
-        let mount = MountOptions::new(&format, codec_of(&format, key)?);
+        let codec = codec_of(&format, key)?;
+        let mount =
+            MountOptions { disk_cache: options.disk_cache.clone(), ..MountOptions::new(&format, codec) };
         // Before the state that is to be read is looked for: from here on the holder removes nothing.
         let mark = match Mark::set(bucket.clone()).await {
             Ok(mark) => Some(mark),
@@ -201,7 +211,7 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
             let why = "takeover and abandon are for a mount that writes: one with `ro` takes the volume from nobody";
             return Err(Error::with(ErrorKind::Invalid, "open", why));
         }
-        return open_read_only(&url, key.as_ref(), &bucket);
+        return open_read_only(&url, key.as_ref(), &bucket, options);
     }
     let runtime = crate::runtime::handle()?;
     let mounted = wait(&runtime, open_held(&bucket, key.as_ref(), options))?;
@@ -235,6 +245,7 @@ async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions
     let mount = MountOptions {
         nonce: held.nonce().to_bytes(),
         held: Some(Arc::clone(&held)),
+        disk_cache: options.disk_cache.clone(),
         ..MountOptions::new(&format, codec)
     };
     match Mounted::open(lasting.clone(), last, mount).await {

@@ -30,6 +30,8 @@ const MAX_WHOLE: u64 = 64 << 20;
 const MAX_NAMES: usize = 4_000_000;
 /// Objects that one request deletes.
 const DELETED_AT_ONCE: usize = 1_000;
+/// What is wrong with an object in which what is asked for cannot be.
+const TOO_SHORT: &str = "it is too short";
 /// How patient a handle is that nobody told.
 const PATIENCE: Patience = Patience::For(Duration::from_secs(30));
 
@@ -227,6 +229,17 @@ impl Bucket {
     /// A part of an object. [`ErrorKind::NotFound`] says that there is no such object,
     /// [`ErrorKind::Io`] that it is too short.
     pub async fn get_range(&self, name: &str, range: Range<u64>) -> Result<Bytes> {
+        let len = range.end.saturating_sub(range.start);
+        let bytes = self.get_part(name, range, true).await?;
+        if bytes.len() as u64 == len { Ok(bytes) } else { Err(self.corrupted(name, TOO_SHORT)) }
+    }
+
+    /// The same, of an object that may end within the range.
+    pub async fn get_up_to(&self, name: &str, range: Range<u64>) -> Result<Bytes> {
+        self.get_part(name, range, false).await
+    }
+
+    async fn get_part(&self, name: &str, range: Range<u64>, is_whole: bool) -> Result<Bytes> {
         let Some(len) = range.end.checked_sub(range.start).filter(|len| *len <= MAX_WHOLE) else {
             return Err(Error::with(ErrorKind::Invalid, "get", format!("{name}: no range of an object")));
         };
@@ -235,9 +248,10 @@ impl Bucket {
         }
         let path = self.path(name);
         let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
+        let fits = |got: &Range<u64>| got.start == range.start && (got.end == range.end || !is_whole);
         let attempt = || async {
             match stepped(self.store.get_opts(&path, options.clone())).await? {
-                Ok(got) if got.range != range => Ok(Got::TooShort),
+                Ok(got) if !fits(&got.range) => Ok(Got::TooShort),
                 Ok(got) => collect(got, len).await,
                 // How stores say that the whole range is behind the object's end.
                 Err(error) if is_range_error(&error) => Ok(Got::TooShort),
@@ -246,11 +260,11 @@ impl Bucket {
         };
         let how = self.how(Kind::Get, None);
         match self.send("get", name, how, attempt).await?.result {
-            Ok(Got::Object(bytes, _)) if bytes.len() as u64 == len => {
-                self.requests.counters.down(len);
+            Ok(Got::Object(bytes, _)) => {
+                self.requests.counters.down(bytes.len() as u64);
                 Ok(bytes)
             }
-            Ok(Got::Object(..) | Got::TooShort) => Err(self.corrupted(name, "it is too short")),
+            Ok(Got::TooShort) => Err(self.corrupted(name, TOO_SHORT)),
             Ok(Got::TooLarge) => Err(self.corrupted(name, "more came than was asked for")),
             Err(error) => Err(self.unexpected("get", name, &error)),
         }

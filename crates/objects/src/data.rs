@@ -20,7 +20,7 @@ use crate::node::{Locked, Pin};
 use crate::pending::given_up;
 use crate::pieces::Taken;
 use crate::rows::{Extent, ExtentRow, inode_key};
-use crate::segments::EXTENT_BYTES_MAX;
+use crate::segments::{EXTENT_BYTES_MAX, Part};
 use crate::tree::{Tree, fail, now};
 
 /// Data of a round that is not more than this goes into the log.
@@ -272,27 +272,31 @@ impl Tree {
     async fn read_extents(&self, ino: u64, start: u64, out: &mut [u8]) -> Result<()> {
         let _under_way = self.work.begin();
         let end = start + out.len() as u64;
-        let mut at = start;
+        let (mut at, mut rest) = (start, out);
         while at < end {
             let extents = self.extents(ino, (at, end), READ_EXTENTS).await?;
             let is_last = extents.len() < READ_EXTENTS;
-            for extent in extents {
+            let mut parts = Vec::with_capacity(extents.len());
+            for extent in &extents {
                 let (from, to) = (extent.start.max(at), extent.end().min(end));
-                out[index(at - start)..index(from - start)].fill(0);
-                let part = &mut out[index(from - start)..index(to - start)];
-                match &extent.part(from, to).row.data {
-                    None => part.fill(0),
+                let (hole, behind) = std::mem::take(&mut rest).split_at_mut(index(from - at));
+                let (out, behind) = behind.split_at_mut(index(to - from));
+                (at, rest) = (to, behind);
+                hole.fill(0);
+                match &extent.row.data {
+                    None => out.fill(0),
                     Some((stored, skip)) => {
-                        let until = skip
-                            .checked_add(len_of(part))
-                            .ok_or_else(|| crate::rows::corrupted("an extent"))?;
-                        self.segments.read(stored, *skip..until, part).await?;
+                        let skipped = u32::try_from(from - extent.start).ok();
+                        let first = skipped.and_then(|skipped| skip.checked_add(skipped));
+                        let range = first.and_then(|first| Some(first..first.checked_add(len_of(out))?));
+                        let part = range.ok_or_else(|| crate::rows::corrupted("an extent"))?;
+                        parts.push(Part { stored, part, out });
                     }
                 }
-                at = to;
             }
+            self.segments.read_all(&mut parts).await?;
             if is_last {
-                out[index(at - start)..].fill(0);
+                rest.fill(0);
                 return Ok(());
             }
         }

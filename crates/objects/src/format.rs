@@ -44,6 +44,11 @@ impl Uuid {
         Ok(Self(u128::from_ne_bytes(bytes)))
     }
 
+    /// The one of these bytes.
+    pub(crate) const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(u128::from_be_bytes(bytes))
+    }
+
     /// Its bytes.
     #[must_use]
     pub const fn to_bytes(self) -> [u8; 16] {

@@ -15,6 +15,9 @@
 //!   |
 //!  log          the commit log, the engine's write-ahead log: rows and small data in one object
 //!   |
+//!  read_ahead   files that are read in sequence; `reading`: which GETs are sent, `blocks`: what
+//!   |           they brought, in memory, `disk_cache`: and on this host's disk
+//!   |
 //!  segments     bulk data, written once; `garbage`: objects that nobody needs are removed, `work` and
 //!   |           `readers` say who may; `repacking` takes what is in use out of those mostly dead
 //!   |
@@ -33,6 +36,7 @@
 mod acl;
 mod api;
 mod aws;
+mod blocks;
 pub mod bucket;
 mod change_key;
 mod chunk_table;
@@ -43,6 +47,7 @@ mod counter;
 pub mod crypto;
 mod data;
 mod directory;
+mod disk_cache;
 mod engine;
 pub mod engine_blocks;
 mod extent_cache;
@@ -65,7 +70,9 @@ pub mod probe;
 mod problem;
 mod profile;
 mod ranges;
+mod read_ahead;
 mod readers;
+mod reading;
 mod repacking;
 mod requests;
 mod rows;
@@ -90,3 +97,4 @@ pub use api::{
     collect_garbage, directory, format, info, is_url, open, open_unheld,
 };
 pub use change_key::{KeyChange, change_key};
+pub use disk_cache::DiskCacheOptions;

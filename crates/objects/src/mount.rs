@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bucket::{Bucket, Patience};
 use crate::codec::Codec;
+use crate::disk_cache::{DiskCache, DiskCacheOptions};
 use crate::engine::{LastManifest, ReadEngine, SlateEngine, last_manifest};
 use crate::format::Format;
 use crate::garbage::{Collector, Timing};
@@ -39,6 +40,8 @@ pub(crate) struct MountOptions {
     /// The lease, if there is one.
     pub(crate) held: Option<Arc<Held>>,
     pub(crate) garbage: Timing,
+    /// Where data is kept on this host.
+    pub(crate) disk_cache: Option<DiskCacheOptions>,
 }
 
 impl MountOptions {
@@ -51,13 +54,27 @@ impl MountOptions {
             nonce: [0; 16],
             held: None,
             garbage: Timing::default(),
+            disk_cache: None,
         }
+    }
+
+    fn open_disk_cache(&self) -> Result<Option<DiskCache>> {
+        let options = self.disk_cache.as_ref();
+        options.map(|options| DiskCache::open(options, self.codec.uuid())).transpose()
     }
 
     /// For tests: of a volume without compression and key, and without a lease.
     pub(crate) fn plain(window: u64, nonce: [u8; 16]) -> Self {
         let codec = Codec::new([0; 16], crate::Compression::None, None);
-        Self { codec, window, size_max: None, nonce, held: None, garbage: Timing::default() }
+        Self {
+            codec,
+            window,
+            size_max: None,
+            nonce,
+            held: None,
+            garbage: Timing::default(),
+            disk_cache: None,
+        }
     }
 }
 
@@ -84,6 +101,7 @@ impl Mounted {
         last: Option<LastManifest>,
         options: MountOptions,
     ) -> Result<Arc<Self>> {
+        let disk_cache = options.open_disk_cache()?;
         let (last, earlier) = match last {
             Some(last) => {
                 let (last, earlier) = read_newest_log(&bucket, last, &options).await?;
@@ -97,7 +115,7 @@ impl Mounted {
         let log_and_earlier = (Arc::clone(&log), earlier);
         let engine = SlateEngine::open((store, &root), codec, epoch, log_and_earlier, options.nonce).await?;
         let epoch = log.epoch();
-        let segments = Segments::new(bucket.bulk(), options.codec, Arc::clone(&log), epoch);
+        let segments = Segments::new(bucket.bulk(), options.codec, Arc::clone(&log), epoch, disk_cache);
         let engine = Arc::new(engine);
         let tree = Tree::open(Arc::clone(&engine) as _, segments, epoch, options.size_max).await?;
         tree.set_up().await?;
@@ -135,6 +153,7 @@ impl Mounted {
         last: LastManifest,
         options: MountOptions,
     ) -> Result<Arc<Self>> {
+        let disk_cache = options.open_disk_cache()?;
         let MountOptions { codec, window, size_max, .. } = options;
         let mut replay = Replay::new(bucket.clone(), codec.clone(), window, last.replay_after);
         let Read::Whole = replay.read_to_end(u64::MAX).await? else {
@@ -144,7 +163,7 @@ impl Mounted {
         let engine = ReadEngine::open((store, &root), codec.clone(), replay).await?;
         // Neither is written to.
         let log = CommitLog::new(bucket.clone(), codec.clone(), window);
-        let segments = Segments::new(bucket.bulk(), codec, Arc::clone(&log), 0);
+        let segments = Segments::new(bucket.bulk(), codec, Arc::clone(&log), 0, disk_cache);
         let tree = Tree::open(Arc::new(engine), segments, 0, size_max).await?;
         let (background, is_closed) = (CancellationToken::new(), Mutex::new(false));
         let (engine, held, is_read_only, marking) = (None, None, true, Mutex::default());
@@ -202,7 +221,8 @@ impl Mounted {
 
     /// What its requests did, and are doing.
     pub(crate) fn requests(&self) -> RequestStats {
-        self.bucket.stats().into()
+        let disk_cache = self.tree.segments.reader().disk_cache().map(DiskCache::stats);
+        RequestStats { disk_cache, ..self.bucket.stats().into() }
     }
 
     /// Ends every call that waits, with an error.
@@ -249,6 +269,9 @@ impl Mounted {
         if let Some(held) = &self.held {
             // Also where the bucket does not know of the release.
             held.give_up();
+        }
+        if let Some(disk_cache) = self.tree.segments.reader().disk_cache() {
+            disk_cache.close();
         }
         self.tree.pending.clear();
     }

@@ -8,27 +8,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
-use lru::LruCache;
 use object_store::PutPayload;
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use store::{Error, ErrorKind, Result};
 use sync::mutant::is_on;
 
+use crate::blocks::blocks_of;
 use crate::bucket::{Bucket, Condition};
 use crate::codec::{ChunkTable, Codec};
+use crate::disk_cache::DiskCache;
 use crate::log::CommitLog;
 use crate::log::object::OBJECT_BYTES_MAX;
-use crate::rows::{self, Object, Stored};
+use crate::reading::Reader;
+use crate::rows::{self, Extent, Object, Stored};
 
 /// The longest extent.
 pub(crate) const EXTENT_BYTES_MAX: usize = 8 << 20;
-/// How much is read at a time, in plain bytes: what is asked for begins in it.
-const WINDOW: u32 = 1 << 20;
 /// The end of every segment.
 const MAGIC: &[u8; 4] = b"WTsg";
-/// Windows that are kept for the next read.
-const WINDOWS: usize = 32;
+/// Blocks that one call has in memory at a time, unless one extent has more.
+const LOADED_BLOCKS: usize = 16;
 
 /// What a footer says of an extent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +46,7 @@ pub(crate) struct Segments {
     log: Arc<CommitLog>,
     epoch: u64,
     next: AtomicU64,
-    windows: Mutex<LruCache<(Object, u32, u32), Bytes>>,
+    reader: Reader,
 }
 
 impl FooterRow {
@@ -70,10 +69,16 @@ pub(crate) fn segment_of(name: &str) -> Option<Object> {
 }
 
 impl Segments {
-    pub(crate) fn new(bucket: Bucket, codec: Codec, log: Arc<CommitLog>, epoch: u64) -> Self {
+    pub(crate) fn new(
+        bucket: Bucket,
+        codec: Codec,
+        log: Arc<CommitLog>,
+        epoch: u64,
+        disk: Option<DiskCache>,
+    ) -> Self {
         let epoch = if is_on("segments-epoch-not-raised") { 1 } else { epoch };
-        let windows = Mutex::new(LruCache::new(std::num::NonZeroUsize::new(WINDOWS).expect("some")));
-        Self { bucket, codec, log, epoch, next: AtomicU64::new(0), windows }
+        let reader = Reader::new(bucket.clone(), disk);
+        Self { bucket, codec, log, epoch, next: AtomicU64::new(0), reader }
     }
 
     /// Puts data into the log's open object: it is durable with the rows that are written next.
@@ -117,9 +122,12 @@ impl Segments {
             tokio::spawn(async move { bucket.create(&name, parts).await });
             return Ok(stored);
         }
-        match self.bucket.create(&name, PutPayload::from_iter(parts)).await? {
+        match self.bucket.create(&name, PutPayload::from_iter(parts.clone())).await? {
             // No other holder has this epoch: an attempt whose answer was lost made it.
-            Condition::Met(_) | Condition::Failed { after_unknown: true } => Ok(stored),
+            Condition::Met(_) | Condition::Failed { after_unknown: true } => {
+                self.reader.wrote(object, &parts);
+                Ok(stored)
+            }
             Condition::Failed { after_unknown: false } => {
                 Err(Error::with(ErrorKind::Io, "write data", format!("{name}: another process made it")))
             }
@@ -177,63 +185,123 @@ impl Segments {
         Ok(plain.into())
     }
 
+    /// What reads its objects.
+    pub(crate) fn reader(&self) -> &Reader {
+        &self.reader
+    }
+
     /// Reads a part of an extent.
+    #[cfg(test)]
     pub(crate) async fn read(&self, stored: &Stored, part: Range<u32>, out: &mut [u8]) -> Result<()> {
-        if part.end > stored.len || part.start > part.end {
-            return Err(rows::corrupted("an extent"));
+        self.read_all(&mut [Part { stored, part, out }]).await
+    }
+
+    /// Reads parts of extents. What they need of the bucket is fetched together.
+    pub(crate) async fn read_all(&self, parts: &mut [Part<'_>]) -> Result<()> {
+        let mut rest: Vec<(&mut Part<'_>, Place)> = Vec::new();
+        for part in parts {
+            if part.out.is_empty() {
+                continue;
+            }
+            let place = self.place(part.stored, part.part.clone())?;
+            match self.log_bytes(part.stored.object, &place.bytes) {
+                Some(bytes) => self.decode(part, &place, &bytes)?,
+                None => rest.push((part, place)),
+            }
         }
-        let mut at = part.start;
-        while at < part.end {
-            let window = at / WINDOW * WINDOW..(at / WINDOW * WINDOW).saturating_add(WINDOW).min(stored.len);
-            let data = self.window(stored, window.clone()).await?;
-            let end = part.end.min(window.end);
-            let (from, to) = ((at - window.start) as usize, (end - window.start) as usize);
-            out[(at - part.start) as usize..(end - part.start) as usize].copy_from_slice(&data[from..to]);
-            at = end;
+        let mut rest = rest.as_mut_slice();
+        while !rest.is_empty() {
+            let blocks = |(_, place): &(_, Place)| blocks_of(&place.bytes).len();
+            let mut sum = 0;
+            let more = rest.iter().map(blocks).take_while(|len| {
+                sum += *len;
+                sum <= LOADED_BLOCKS
+            });
+            let more = more.count().max(1);
+            let (group, others) = std::mem::take(&mut rest).split_at_mut(more);
+            self.read_group(group).await?;
+            rest = others;
         }
         Ok(())
     }
 
-    async fn window(&self, stored: &Stored, window: Range<u32>) -> Result<Bytes> {
-        let key = (stored.object, stored.at, window.start);
-        if let Some(data) = self.windows.lock().get(&key) {
-            return Ok(data.clone());
+    /// Reads parts that are in the bucket. What is damaged is read once more: it may have been
+    /// damaged since.
+    async fn read_group(&self, group: &mut [(&mut Part<'_>, Place)]) -> Result<()> {
+        let ranges = group.iter().map(|(part, place)| (part.stored.object, place.bytes.clone()));
+        let loaded = self.reader.load(ranges).await?;
+        for (part, place) in group {
+            let (object, bytes) = (part.stored.object, place.bytes.clone());
+            if self.decode(part, place, &loaded.get(object, &bytes)).is_ok() {
+                continue;
+            }
+            self.reader.forget(object, &bytes);
+            let again = self.reader.load(std::iter::once((object, bytes.clone()))).await?;
+            if let Err(error) = self.decode(part, place, &again.get(object, &bytes)) {
+                self.reader.forget(object, &bytes);
+                return Err(error);
+            }
         }
-        let corrupted = |error: Error| {
-            let why = error.detail().unwrap_or("it is corrupted");
-            let name = object_name(stored.object);
-            Error::with(ErrorKind::Io, "read data", format!("{}/{name}: {why}", self.bucket.url()))
-        };
-        let table = ChunkTable::from_bytes(&stored.table).map_err(corrupted)?;
-        let (range, first) =
-            self.codec.stored_range(&table, stored.len, window.clone()).map_err(corrupted)?;
-        let range =
-            u64::from(stored.at) + u64::from(range.start)..u64::from(stored.at) + u64::from(range.end);
-        let encoded = self.fetch(stored.object, range).await?;
-        let mut plain = vec![0; window.len()];
-        let decoded = self.codec.decode(&table, stored.len, first, &encoded, window, &mut plain);
-        decoded.map_err(corrupted)?;
-        let plain = Bytes::from(plain);
-        self.windows.lock().put(key, plain.clone());
-        Ok(plain)
+        Ok(())
     }
 
-    async fn fetch(&self, object: Object, range: Range<u64>) -> Result<Bytes> {
-        if let Object::Log(number) = object
-            && let Some(bytes) = self.log.get(number, range.clone())
-        {
-            return Ok(bytes);
-        }
-        let name = object_name(object);
-        self.bucket.get_range(&name, range).await.map_err(|error| match error.kind() {
-            // To a reader the file is there, and its data is lost.
-            ErrorKind::NotFound => {
-                let detail = format!("{}/{name}: the object is missing", self.bucket.url());
-                Error::with(ErrorKind::Io, "read data", detail)
-            }
-            _ => error,
-        })
+    /// Where the data of an extent is in the bucket; none: it has none, or it is not there yet.
+    pub(crate) fn place_of(&self, extent: &Extent) -> Result<Option<(Object, Range<u64>)>> {
+        let Some((stored, skip)) = &extent.row.data else { return Ok(None) };
+        let len = u32::try_from(extent.row.len).ok();
+        let end = len.and_then(|len| skip.checked_add(len)).ok_or_else(|| rows::corrupted("an extent"))?;
+        let place = self.place(stored, *skip..end)?;
+        let is_there = self.log_bytes(stored.object, &place.bytes).is_none();
+        Ok(is_there.then_some((stored.object, place.bytes)))
     }
+
+    fn place(&self, stored: &Stored, part: Range<u32>) -> Result<Place> {
+        if part.end > stored.len || part.start > part.end {
+            return Err(rows::corrupted("an extent"));
+        }
+        let corrupted = |error: Error| self.corrupted(stored.object, &error);
+        let table = ChunkTable::from_bytes(&stored.table).map_err(corrupted)?;
+        let (range, first_chunk) = self.codec.stored_range(&table, stored.len, part).map_err(corrupted)?;
+        let at = u64::from(stored.at);
+        Ok(Place { table, first_chunk, bytes: at + u64::from(range.start)..at + u64::from(range.end) })
+    }
+
+    fn decode(&self, part: &mut Part<'_>, place: &Place, encoded: &[u8]) -> Result<()> {
+        let Part { stored, part, out } = part;
+        let decoded =
+            self.codec.decode(&place.table, stored.len, place.first_chunk, encoded, part.clone(), out);
+        decoded.map_err(|error| self.corrupted(stored.object, &error))
+    }
+
+    fn corrupted(&self, object: Object, error: &Error) -> Error {
+        let why = error.detail().unwrap_or("it is corrupted");
+        let detail = format!("{}/{}: {why}", self.bucket.url(), object_name(object));
+        Error::with(ErrorKind::Io, "read data", detail)
+    }
+
+    /// What the log has that is not durable yet.
+    fn log_bytes(&self, object: Object, bytes: &Range<u64>) -> Option<Bytes> {
+        match object {
+            Object::Log(number) => self.log.get(number, bytes.clone()),
+            Object::Segment(..) => None,
+        }
+    }
+}
+
+/// A part of an extent that is to be read.
+#[derive(Debug)]
+pub(crate) struct Part<'a> {
+    pub(crate) stored: &'a Stored,
+    pub(crate) part: Range<u32>,
+    pub(crate) out: &'a mut [u8],
+}
+
+/// Where a part of an extent is in its object.
+#[derive(Debug)]
+struct Place {
+    table: ChunkTable,
+    first_chunk: u32,
+    bytes: Range<u64>,
 }
 
 /// An object's name.

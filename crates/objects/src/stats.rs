@@ -100,6 +100,7 @@ impl From<Stats> for store::RequestStats {
                 since: Duration::from_millis(failing.for_ms),
                 why: failing.problem,
             }),
+            disk_cache: None,
         }
     }
 }

@@ -16,6 +16,7 @@ use tokio::runtime::Handle;
 
 use crate::mount::Mounted;
 use crate::node::Pin;
+use crate::read_ahead::Streams;
 use crate::rows::{self, EntryRow, Kind, entry_key};
 use crate::tree::Tree;
 
@@ -61,7 +62,8 @@ impl BucketStore {
     }
 
     fn file(&self, pin: Pin) -> Arc<BucketFile> {
-        Arc::new(BucketFile { tree: Arc::clone(&self.tree), pin, runtime: self.runtime.clone() })
+        let (tree, runtime, streams) = (Arc::clone(&self.tree), self.runtime.clone(), Streams::default());
+        Arc::new(BucketFile { tree, pin, runtime, streams })
     }
 
     fn created(&self, entry: Entry) -> Result<Created> {
@@ -247,11 +249,12 @@ struct BucketFile {
     tree: Arc<Tree>,
     pin: Pin,
     runtime: Handle,
+    streams: Streams,
 }
 
 impl File for BucketFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        wait(&self.runtime, self.tree.read_at(&self.pin, buf, offset))
+        wait(&self.runtime, self.tree.read_stream(&self.pin, &self.streams, buf, offset))
     }
 
     fn write_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> Result<()> {

@@ -61,7 +61,7 @@ pub use fault::{FaultOp, FaultStore, Faults};
 pub use hook::{At, HookStore, Hooks};
 pub use mem::MemStore;
 pub use name::Name;
-pub use requests::{RequestKind, RequestStats, Unanswered};
+pub use requests::{DiskCacheStats, RequestKind, RequestStats, Unanswered};
 pub use spec::{open, open_with};
 pub use traits::{Created, Dir, File, Store};
 pub use types::{

@@ -48,4 +48,27 @@ pub struct RequestStats {
     pub oldest: Option<Duration>,
     /// Set while requests go unanswered.
     pub unanswered: Option<Unanswered>,
+    /// The cache on this host's disk, where there is one.
+    pub disk_cache: Option<DiskCacheStats>,
+}
+
+/// A cache of the service's data on this host's disk. Its unit is a block: a part of an object.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DiskCacheStats {
+    /// Whether it is used: an error of the disk ends that.
+    pub is_on: bool,
+    /// What it takes on disk.
+    pub bytes: u64,
+    /// What it may take.
+    pub bytes_max: u64,
+    /// Blocks in it.
+    pub blocks: u64,
+    /// Blocks that were read from it.
+    pub hits: u64,
+    /// Blocks that were not in it.
+    pub misses: u64,
+    /// Blocks in it that were not what was written.
+    pub damaged: u64,
+    /// Blocks that it did not take, since many were waiting to be written.
+    pub skipped: u64,
 }

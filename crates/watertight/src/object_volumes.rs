@@ -71,7 +71,15 @@ pub struct ObjectOptions {
     pub abandon: Option<String>,
     /// The file with the key.
     pub key_file: Option<PathBuf>,
+    /// The directory of the disk cache.
+    pub disk_cache: Option<PathBuf>,
+    /// The most bytes that the volume's part of it takes.
+    pub disk_cache_bytes: Option<u64>,
 }
+
+/// What a disk cache takes that was not given a bound.
+#[cfg(feature = "objects")]
+const DISK_CACHE_BYTES: u64 = 10 << 30;
 
 /// Opens the volume, which is to be seen at `mountpoint`.
 ///
@@ -84,7 +92,9 @@ pub(crate) fn open(
     read_only: bool,
     mountpoint: &Path,
 ) -> store::Result<Arc<dyn Store>> {
-    let ObjectOptions { takeover, abandon, key_file } = options.clone();
+    let ObjectOptions { takeover, abandon, key_file, disk_cache, disk_cache_bytes } = options.clone();
+    let bytes_max = disk_cache_bytes.unwrap_or(DISK_CACHE_BYTES);
+    let disk_cache = disk_cache.map(|dir| objects::DiskCacheOptions { dir, bytes_max });
     // One in memory is this process's own, and not read by others.
     let read_only = read_only && !is_memory(url);
     if is_memory(url) {
@@ -93,7 +103,8 @@ pub(crate) fn open(
         made.or_else(|error| if error.kind() == store::ErrorKind::Exists { Ok(()) } else { Err(error) })?;
     }
     let mountpoint = crate::term::shown::exact(mountpoint);
-    objects::open(url, &objects::OpenOptions { mountpoint, takeover, abandon, read_only, key_file })
+    let options = objects::OpenOptions { mountpoint, takeover, abandon, read_only, key_file, disk_cache };
+    objects::open(url, &options)
 }
 
 /// Fails: this program is built without.

@@ -106,6 +106,8 @@ const DEFAULT_FLAGS: [&str; 2] = ["nosuid", "nodev"];
 
 /// The smallest cache that can work.
 const CACHE_BYTES_MIN: u64 = 4 << 20;
+/// The smallest disk cache.
+const DISK_CACHE_BYTES_MIN: u64 = 16 << 20;
 /// The smallest limit of a cgroup: one write of the kernel's.
 const DIRTY_BYTES_MIN: u64 = 1 << 20;
 /// The most threads that write back, and that serve requests.
@@ -144,6 +146,8 @@ pub const VALID: &[(&str, &str)] = &[
     ("takeover", "object storage: take the volume from a holder that does not answer for 15 s"),
     ("abandon=HOST", "object storage: take it although only this host's journal has some of its data"),
     ("encrypt-key-file=FILE", "object storage: the key of an encrypted volume; an absolute path"),
+    ("disk_cache=DIR", "object storage: keep what was read or written on this host's disk, for later mounts"),
+    ("disk_cache_size=SIZE", "the bound of the volume's part of that [10G]"),
     ("suid", "set-id bits and capabilities of its programs take effect: nosuid is the default; root only"),
     ("dev", "its devices can be opened: nodev is the default; root only"),
     ("allow_suid, allow_dev", "suid and dev for mount(8) and fstab, which keep those two for themselves"),
@@ -168,7 +172,7 @@ pub fn refused(name: &str) -> Option<&'static str> {
 
 /// The help that follows the arguments of `attach`.
 pub const ATTACH_HELP: &str = "Options for -o: ro, rw, cache=SIZE, flushers=N, dirty_after=TIME, dirty_max=SIZE, \
-flush_on_close, drain_timeout=TIME, sync_policy=POLICY, limit=CGROUP:LIMIT[:LIMIT], stall_after=TIME, takeover, abandon=HOST, encrypt-key-file=FILE, as for `mount`.\n\n\
+flush_on_close, drain_timeout=TIME, sync_policy=POLICY, limit=CGROUP:LIMIT[:LIMIT], stall_after=TIME, takeover, abandon=HOST, encrypt-key-file=FILE, disk_cache=DIR, disk_cache_size=SIZE, as for `mount`.\n\n\
 Examples:\n  \
 watertight attach /srv/project /mnt/data/project\n  \
 watertight attach -o ro,cache=64M dir:/srv/archive /mnt/data/archive\n  \
@@ -179,7 +183,8 @@ The last one shows a directory of the mountpoint in a second place.\n\
  Credentials for object storage are those in the environment of the mount process.";
 
 /// Options of volumes on object storage.
-const OF_OBJECT_STORAGE: [&str; 3] = ["takeover", "abandon", "encrypt-key-file"];
+const OF_OBJECT_STORAGE: [&str; 5] =
+    ["takeover", "abandon", "encrypt-key-file", "disk_cache", "disk_cache_size"];
 
 /// Options that are of a mountpoint, and not of a volume.
 const OF_THE_MOUNTPOINT: [&str; 16] = [
@@ -266,6 +271,9 @@ impl MountOptions {
         for option in lists.iter().flat_map(|list| list.split(',')).filter(|option| !option.is_empty()) {
             options.set(option)?;
         }
+        if options.objects.disk_cache_bytes.is_some() && options.objects.disk_cache.is_none() {
+            return Err(wrong_option("disk_cache_size needs a cache that has it: give disk_cache=DIR too"));
+        }
         Ok(options)
     }
 
@@ -328,6 +336,20 @@ impl MountOptions {
                     return Err(wrong("give an absolute path: it has to begin with /".to_owned()));
                 }
                 self.objects.key_file = Some(path);
+            }
+            "disk_cache" => {
+                let path = PathBuf::from(needed()?);
+                if !path.is_absolute() || path.file_name().is_none() {
+                    return Err(wrong("give an absolute path of a directory for it alone".to_owned()));
+                }
+                self.objects.disk_cache = Some(path);
+            }
+            "disk_cache_size" => {
+                let bytes = parse_bytes(needed()?).map_err(wrong)?;
+                if bytes < DISK_CACHE_BYTES_MIN {
+                    return Err(wrong("at least 16M are needed".to_owned()));
+                }
+                self.objects.disk_cache_bytes = Some(bytes);
             }
             "limit" => self.limits.push(limit(needed()?).map_err(wrong)?),
             "drain_timeout" => self.drain_timeout = parse_duration(needed()?).map_err(wrong)?,

@@ -23,7 +23,7 @@ pub use attach::{AttachReply, AttachRequest, DetachReply, DetachRequest, MoveRep
 pub use clone::{CloneReply, CloneRequest, CloneStatus, LeaveReply, LeaveRequest, Propagation};
 pub use ended::{Ended, FILES_NAMED_MAX, FileError, Unwritten};
 pub use state::{State, UmountKind};
-pub use store_requests::{Latency, StoreRequestKind, StoreRequests, Unanswered};
+pub use store_requests::{DiskCache, Latency, StoreRequestKind, StoreRequests, Unanswered};
 
 pub use crate::host::process::Process;
 

@@ -461,6 +461,9 @@ fn print_notes(shown: &VolumeReport) {
             let since = units::duration(Duration::from_millis(*for_ms));
             warn(&format!("{at}: no request has been answered for {since}: {why}"));
         }
+        if let Some(cache) = &requests.disk_cache {
+            console().print(&console().paint(Colour::Dim, &format!("{at}: disk cache: {cache}")));
+        }
     }
     if let Some(reason) = &volume.mount_type_reason {
         let note = format!("{at}: plain `fuse`, for which a raw umount2(2) does not wait: {reason}");

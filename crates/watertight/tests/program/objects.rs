@@ -5,6 +5,7 @@
 
 mod attributes;
 mod bad_input;
+mod disk_cache;
 mod durability;
 mod gc;
 mod ill_store;

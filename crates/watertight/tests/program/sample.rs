@@ -1,8 +1,8 @@
 //! A volume's status in which every key is present and every number differs.
 
 use watertight::control::api::{
-    Cgroup, CgroupLimits, CloneStatus, FileError, Latency, Process, Propagation, Requests, Stalled, State,
-    Status, StoreRequestKind, StoreRequests, Unanswered,
+    Cgroup, CgroupLimits, CloneStatus, DiskCache, FileError, Latency, Process, Propagation, Requests,
+    Stalled, State, Status, StoreRequestKind, StoreRequests, Unanswered,
 };
 use watertight::host::mountinfo::Device;
 
@@ -94,6 +94,16 @@ pub(crate) fn status() -> Status {
             under_way: 163,
             oldest_ms: 164,
             unanswered: Some(Unanswered { for_ms: 165, why: "it refuses".into() }),
+            disk_cache: Some(DiskCache {
+                on: true,
+                bytes: 166,
+                bytes_max: 167,
+                blocks: 168,
+                hits: 169,
+                misses: 170,
+                damaged: 171,
+                skipped: 172,
+            }),
         }),
         process: Process {
             threads: 125,

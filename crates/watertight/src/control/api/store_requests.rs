@@ -28,6 +28,52 @@ pub struct StoreRequests {
     /// Set while requests go unanswered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unanswered: Option<Unanswered>,
+    /// The cache on this host's disk, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_cache: Option<DiskCache>,
+}
+
+/// The cache of the store's data on this host's disk. Its unit is a block: a part of an object.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskCache {
+    /// Whether it is used: an error of the disk ends that.
+    pub on: bool,
+    /// What it takes on disk.
+    pub bytes: u64,
+    /// What it may take.
+    pub bytes_max: u64,
+    /// Blocks in it.
+    pub blocks: u64,
+    /// Blocks that were read from it.
+    pub hits: u64,
+    /// Blocks that were not in it.
+    pub misses: u64,
+    /// Blocks in it that were not what was written.
+    pub damaged: u64,
+    /// Blocks that it did not take, since many were waiting to be written.
+    pub skipped: u64,
+}
+
+impl From<store::DiskCacheStats> for DiskCache {
+    fn from(of: store::DiskCacheStats) -> Self {
+        let store::DiskCacheStats { is_on, bytes, bytes_max, blocks, hits, misses, damaged, skipped } = of;
+        Self { on: is_on, bytes, bytes_max, blocks, hits, misses, damaged, skipped }
+    }
+}
+
+/// `1.0 GiB of 10 GiB; 12 blocks read from it, 3 from the store`.
+impl fmt::Display for DiskCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.on {
+            return f.write_str("switched off by an error of the disk");
+        }
+        let (bytes, most) = (units::bytes(self.bytes), units::bytes(self.bytes_max));
+        write!(f, "{bytes} of {most}; {} blocks read from it, {} from the store", self.hits, self.misses)?;
+        if self.damaged > 0 {
+            write!(f, ", {} damaged", self.damaged)?;
+        }
+        Ok(())
+    }
 }
 
 /// The requests of one kind.
@@ -94,6 +140,7 @@ impl From<&store::RequestStats> for StoreRequests {
                 .unanswered
                 .as_ref()
                 .map(|of| Unanswered { for_ms: millis(of.since), why: of.why.as_str().into() }),
+            disk_cache: stats.disk_cache.map(Into::into),
         }
     }
 }

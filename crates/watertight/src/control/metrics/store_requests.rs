@@ -1,7 +1,7 @@
 //! The figures of volumes on object storage: requests to the service.
 
 use super::{MetricKind, Micros, Page, Seconds};
-use crate::control::api::{Status, StoreRequestKind, StoreRequests};
+use crate::control::api::{DiskCache, Status, StoreRequestKind, StoreRequests};
 
 /// One figure of all requests of a volume.
 type Figure = (&'static str, MetricKind, &'static str, fn(&StoreRequests) -> u64);
@@ -38,6 +38,31 @@ const KIND_FIGURES: [KindFigure; 3] = [
     ("store_request_retries_total", "Of these, those that were retries.", |of| of.retries),
 ];
 
+/// One figure of a disk cache.
+type CacheFigure = (&'static str, MetricKind, &'static str, fn(&DiskCache) -> u64);
+
+const CACHE_FIGURES: [CacheFigure; 8] = {
+    use MetricKind::{Counter, Gauge};
+    [
+        ("disk_cache_on", Gauge, "1 while the disk cache is used, 0 after an error of the disk.", |of| {
+            u64::from(of.on)
+        }),
+        ("disk_cache_bytes", Gauge, "What the disk cache takes on disk.", |of| of.bytes),
+        ("disk_cache_max_bytes", Gauge, "What the disk cache may take on disk.", |of| of.bytes_max),
+        ("disk_cache_blocks", Gauge, "Blocks of objects in the disk cache.", |of| of.blocks),
+        ("disk_cache_hits_total", Counter, "Blocks of objects read from the disk cache.", |of| of.hits),
+        ("disk_cache_misses_total", Counter, "Blocks of objects that the disk cache did not have.", |of| {
+            of.misses
+        }),
+        ("disk_cache_damaged_total", Counter, "Blocks in the disk cache that were not as written.", |of| {
+            of.damaged
+        }),
+        ("disk_cache_skipped_total", Counter, "Blocks that the disk cache was too slow to take.", |of| {
+            of.skipped
+        }),
+    ]
+};
+
 impl Page {
     /// The families of the requests, of the volumes that send any.
     pub(super) fn store_requests(&mut self, volumes: &[&Status]) {
@@ -70,6 +95,14 @@ impl Page {
         for (volume, requests) in &of {
             let unanswered = requests.unanswered.as_ref().map_or(0, |of| of.for_ms);
             self.sample(volume, &[], Seconds(unanswered));
+        }
+        for (name, kind, help, figure) in CACHE_FIGURES {
+            self.family(name, kind, help);
+            for (volume, requests) in &of {
+                if let Some(cache) = &requests.disk_cache {
+                    self.sample(volume, &[], figure(cache));
+                }
+            }
         }
     }
 

@@ -1,0 +1,357 @@
+//! Blocks of objects on this host's disk, for the next read: also after the next mount.
+//!
+//! ```text
+//! DIR/                      0700; `watertight-cache` in it says that it is a cache's
+//! DIR/UUID/                 one volume's; `lock` is locked by the process that uses it
+//! DIR/UUID/OBJECT-BLOCK     one block, as it is in the bucket
+//! ```
+//!
+//! A volume works the same without it: what is damaged or gone is read from the bucket, and the
+//! first call of the host's that fails, as on a full disk, switches it off ([`DiskCache::fail`]). A
+//! file is written under a temporary name and renamed, never synced: after a crash of the host its
+//! checksum ([`entry`]) finds what is not whole.
+//!
+//! One thread writes, from a queue of [`QUEUE`] blocks: a reader whose block finds it full does not
+//! wait, and its block is not kept. What was not used for longest goes when the bound is reached;
+//! across a mount the order is that of the files' times.
+//!
+//! Lock order: `index` is a leaf, and not held across a call of the host's.
+
+mod dir;
+mod entry;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use lru::LruCache;
+use parking_lot::Mutex;
+use store::{DiskCacheStats, Result};
+use tokio::sync::mpsc;
+
+use crate::blocks::Key;
+use crate::counter::StatCounter;
+use dir::VolumeDir;
+
+/// Blocks that wait to be written.
+const QUEUE: usize = 64;
+/// The smallest cache.
+pub(crate) const DISK_CACHE_MIN: u64 = 16 << 20;
+/// How old a file's time may become while the file is used.
+const TOUCH_AFTER: std::time::Duration = std::time::Duration::from_secs(600);
+/// What a file takes on disk beside its bytes is rounded up to this.
+const UNIT: u64 = 4096;
+
+/// Where it is, and how large it may become.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskCacheOptions {
+    /// Its directory: an absolute path.
+    pub dir: PathBuf,
+    /// The most bytes that one volume's blocks take.
+    pub bytes_max: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct File {
+    on_disk: u64,
+    time: SystemTime,
+}
+
+#[derive(Debug)]
+struct Index {
+    files: LruCache<Key, File>,
+    bytes: u64,
+}
+
+impl Index {
+    fn remove(&mut self, key: Key) {
+        if let Some(file) = self.files.pop(&key) {
+            self.bytes -= file.on_disk;
+        }
+    }
+
+    fn put(&mut self, key: Key, file: File) {
+        self.remove(key);
+        self.bytes += file.on_disk;
+        self.files.put(key, file);
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct DiskCache {
+    shared: Arc<Shared>,
+    queue: Mutex<Option<Writer>>,
+}
+
+#[derive(Debug)]
+struct Writer {
+    queue: mpsc::Sender<(Key, Bytes)>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    dir: VolumeDir,
+    path: PathBuf,
+    uuid: [u8; 16],
+    bytes_max: u64,
+    index: Mutex<Index>,
+    is_off: AtomicBool,
+    hits: StatCounter,
+    misses: StatCounter,
+    damaged: StatCounter,
+    skipped: StatCounter,
+}
+
+/// What a file of so many bytes takes.
+fn on_disk(len: u64) -> u64 {
+    len.next_multiple_of(UNIT)
+}
+
+impl DiskCache {
+    /// Opens the cache of a volume, and finds what is there.
+    ///
+    /// # Errors
+    /// `Invalid`, in plain words: the directory is not one that may be used.
+    pub(crate) fn open(options: &DiskCacheOptions, uuid: [u8; 16]) -> Result<Self> {
+        let (dir, files) = VolumeDir::open(&options.dir, uuid)?;
+        let (mut all, mut index) = (files, Index { files: LruCache::unbounded(), bytes: 0 });
+        all.sort_unstable_by_key(|(_, _, time)| *time);
+        for (key, len, time) in all {
+            index.put(key, File { on_disk: on_disk(len), time });
+        }
+        let shared = Arc::new(Shared {
+            dir,
+            path: options.dir.clone(),
+            uuid,
+            bytes_max: options.bytes_max.max(DISK_CACHE_MIN),
+            index: Mutex::new(index),
+            is_off: AtomicBool::new(false),
+            hits: StatCounter::default(),
+            misses: StatCounter::default(),
+            damaged: StatCounter::default(),
+            skipped: StatCounter::default(),
+        });
+        shared.shrink();
+        let (queue, mut blocks) = mpsc::channel(QUEUE);
+        let writer = Arc::clone(&shared);
+        let write = move || {
+            while let Some((key, bytes)) = blocks.blocking_recv() {
+                writer.write(key, &bytes);
+            }
+        };
+        let thread = std::thread::Builder::new().name("wt-disk-cache".to_owned()).spawn(write);
+        let thread = thread.map_err(|error| dir::refused(&options.dir, &format!("no thread: {error}")))?;
+        Ok(Self { shared, queue: Mutex::new(Some(Writer { queue, thread })) })
+    }
+
+    /// Whether it has a block. It may be gone when it is read.
+    pub(crate) fn has(&self, key: Key) -> bool {
+        !self.shared.is_off() && self.shared.index.lock().files.contains(&key)
+    }
+
+    /// Reads blocks, those that are there and whole.
+    pub(crate) async fn read(&self, keys: Vec<Key>) -> Vec<(Key, Bytes)> {
+        let keys: Vec<Key> = keys.into_iter().filter(|key| self.has(*key)).collect();
+        if keys.is_empty() {
+            return Vec::new();
+        }
+        let shared = Arc::clone(&self.shared);
+        let read = move || keys.into_iter().filter_map(|key| Some((key, shared.read(key)?))).collect();
+        let found: Vec<_> = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+        self.shared.hits.add(found.len() as u64);
+        found
+    }
+
+    /// Blocks came from the bucket.
+    pub(crate) fn missed(&self, blocks: usize) {
+        self.shared.misses.add(blocks as u64);
+    }
+
+    /// Keeps a block, if the queue has room.
+    pub(crate) fn offer(&self, key: Key, bytes: &Bytes) {
+        let Some(queue) = self.queue() else { return };
+        if !self.has(key) && queue.try_send((key, bytes.clone())).is_err() {
+            self.shared.skipped.add(1);
+        }
+    }
+
+    /// Keeps a block, when the queue has room.
+    #[cfg(test)]
+    pub(crate) async fn keep(&self, key: Key, bytes: Bytes) {
+        if let Some(queue) = self.queue()
+            && !self.has(key)
+        {
+            // Its only error: the thread has ended.
+            let _ended = queue.send((key, bytes)).await;
+        }
+    }
+
+    fn queue(&self) -> Option<mpsc::Sender<(Key, Bytes)>> {
+        if self.shared.is_off() {
+            return None;
+        }
+        self.queue.lock().as_ref().map(|writer| writer.queue.clone())
+    }
+
+    /// Gives up a block that is not what was written.
+    pub(crate) fn forget(&self, key: Key) {
+        if self.has(key) {
+            self.shared.damaged.add(1);
+            self.shared.discard(key);
+        }
+    }
+
+    /// Whether it is used still.
+    pub(crate) fn is_on(&self) -> bool {
+        !self.shared.is_off()
+    }
+
+    /// Writes what is in the queue, and uses the directory no more.
+    pub(crate) fn close(&self) {
+        let writer = self.queue.lock().take();
+        if let Some(Writer { queue, thread }) = writer {
+            drop(queue);
+            let _panicked = thread.join();
+        }
+        self.shared.turn_off();
+        self.shared.dir.unlock();
+    }
+
+    /// Its figures.
+    pub(crate) fn stats(&self) -> DiskCacheStats {
+        let shared = &self.shared;
+        let (bytes, blocks) = {
+            let index = shared.index.lock();
+            (index.bytes, index.files.len() as u64)
+        };
+        DiskCacheStats {
+            is_on: self.is_on(),
+            bytes,
+            bytes_max: shared.bytes_max,
+            blocks,
+            hits: shared.hits.get(),
+            misses: shared.misses.get(),
+            damaged: shared.damaged.get(),
+            skipped: shared.skipped.get(),
+        }
+    }
+}
+
+impl Drop for DiskCache {
+    /// Another mount may use the directory when this has returned.
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    fn is_off(&self) -> bool {
+        // ORDERING: Relaxed, a hint that ends use; what a late caller reads is checked all the same.
+        self.is_off.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether this call did it.
+    fn turn_off(&self) -> bool {
+        // ORDERING: Relaxed, as in `is_off`; the index has its lock.
+        let is_first = !self.is_off.swap(true, Ordering::Relaxed);
+        let mut index = self.index.lock();
+        index.files.clear();
+        index.bytes = 0;
+        is_first
+    }
+
+    /// The host does not do what is asked of it: reads go to the bucket from here on.
+    fn fail(&self, error: std::io::Error) {
+        if self.turn_off() {
+            let path = self.path.display();
+            tracing::warn!(%path, %error, "the disk cache is switched off: reads go to the bucket");
+        }
+    }
+
+    fn read(&self, key: Key) -> Option<Bytes> {
+        let file = *self.index.lock().files.get(&key)?;
+        match self.dir.read(key) {
+            Ok(Some(content)) => match entry::open(&self.uuid, key, content) {
+                Some(bytes) => {
+                    self.touch(key, file);
+                    Some(bytes)
+                }
+                None => {
+                    self.damaged.add(1);
+                    self.discard(key);
+                    None
+                }
+            },
+            Ok(None) => {
+                // Somebody removed it.
+                self.index.lock().remove(key);
+                None
+            }
+            Err(error) => {
+                self.fail(error);
+                None
+            }
+        }
+    }
+
+    /// Notes that a file is used, for the order across a mount.
+    fn touch(&self, key: Key, file: File) {
+        let now = SystemTime::now();
+        if now.duration_since(file.time).is_ok_and(|age| age > TOUCH_AFTER) {
+            if let Some(file) = self.index.lock().files.peek_mut(&key) {
+                file.time = now;
+            }
+            self.dir.touch(key);
+        }
+    }
+
+    fn discard(&self, key: Key) {
+        self.index.lock().remove(key);
+        if let Err(error) = self.dir.remove(key) {
+            self.fail(error);
+        }
+    }
+
+    fn write(&self, key: Key, bytes: &Bytes) {
+        if self.is_off() || self.index.lock().files.contains(&key) {
+            return;
+        }
+        let header = entry::header(&self.uuid, key, bytes);
+        match self.dir.write(key, &[&header, bytes]) {
+            Ok(()) => {
+                let len = (header.len() + bytes.len()) as u64;
+                let file = File { on_disk: on_disk(len), time: SystemTime::now() };
+                self.index.lock().put(key, file);
+                self.shrink();
+            }
+            Err(error) => self.fail(error),
+        }
+    }
+
+    /// Removes what was not used for longest until the bound is kept.
+    fn shrink(&self) {
+        loop {
+            let oldest = {
+                let mut index = self.index.lock();
+                if index.bytes <= self.bytes_max {
+                    return;
+                }
+                let Some((oldest, file)) = index.files.pop_lru() else { return };
+                index.bytes -= file.on_disk;
+                oldest
+            };
+            if let Err(error) = self.dir.remove(oldest) {
+                return self.fail(error);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod schedules;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+//! Reads objects: from memory, from a GET that is under way already, from the disk cache, or by GETs
+//! of its own.
+//!
+//! A call that reads collects what it needs of all objects first ([`Reader::load`]), so that
+//! neighbours come with one GET, and GETs of different places are on their way together.
+//!
+//! # Who waits for whom
+//! Of the volume's permits for bulk requests, read-ahead has [`AHEAD`] at most: the others are left
+//! to calls that somebody waits for. Read-ahead takes its permit first and claims blocks then: what
+//! it has not begun to fetch, a reader who needs it fetches itself. It tries once; a reader who waited
+//! for it in vain tries as long as the volume is mounted.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::future::join_all;
+use store::{Error, ErrorKind, Result};
+use tokio::sync::Semaphore;
+
+use crate::blocks::{BLOCK, Blocks, Claim, Key, Lookup, Reserved, blocks_of, bytes_of, split};
+use crate::bucket::{Bucket, Patience};
+use crate::disk_cache::DiskCache;
+use crate::rows::Object;
+use crate::segments::object_name;
+
+/// GETs of read-ahead that are under way at a time.
+const AHEAD: usize = 16;
+/// Blocks that one GET fetches at most.
+pub(crate) const RUN_MAX: u32 = 16;
+/// Blocks between two that are wanted, which are fetched with them.
+const GAP_MAX: u32 = 1;
+
+/// Reads the objects of a volume.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    bucket: Bucket,
+    ahead_bucket: Bucket,
+    blocks: Arc<Blocks>,
+    ahead: Semaphore,
+    disk: Option<DiskCache>,
+}
+
+/// Bytes of objects, in blocks.
+#[derive(Debug, Default)]
+pub(crate) struct Loaded(HashMap<Key, Bytes>);
+
+impl Reader {
+    /// Reads from a bucket for bulk data, and from a disk cache.
+    pub(crate) fn new(bucket: Bucket, disk: Option<DiskCache>) -> Self {
+        let ahead_bucket = bucket.with_patience(Patience::Once);
+        Self { bucket, ahead_bucket, blocks: Arc::default(), ahead: Semaphore::new(AHEAD), disk }
+    }
+
+    /// Loads ranges of objects. Of a range behind an object's end nothing is loaded.
+    ///
+    /// # Errors
+    /// Those of the first GET that failed.
+    pub(crate) async fn load(&self, ranges: impl Iterator<Item = (Object, Range<u64>)>) -> Result<Loaded> {
+        let keys =
+            |(object, range): (Object, Range<u64>)| blocks_of(&range).map(move |number| (object, number));
+        let mut wanted: Vec<Key> = ranges.flat_map(keys).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let mut loaded = Loaded::default();
+        while !wanted.is_empty() {
+            let Lookup { here, awaited, claims } = self.blocks.look_up(&wanted, RUN_MAX, GAP_MAX);
+            loaded.0.extend(here);
+            let own: Vec<_> = claims.iter().map(|claim| (claim.object(), claim.run())).collect();
+            for fetched in join_all(claims.into_iter().map(|claim| self.fetch(claim, &self.bucket))).await {
+                loaded.0.extend(fetched?);
+            }
+            for mut claimed in awaited {
+                // Its only end is that of the claim.
+                while claimed.changed().await.is_ok() {}
+            }
+            // What was fetched here and is not there is behind the object's end.
+            let was_own =
+                |key: &Key| own.iter().any(|(object, run)| *object == key.0 && run.contains(&key.1));
+            wanted.retain(|key| !loaded.0.contains_key(key) && !was_own(key));
+        }
+        Ok(loaded)
+    }
+
+    /// Fetches what was claimed: from the disk cache what is there, and from the bucket the rest.
+    async fn fetch(&self, claim: Claim, bucket: &Bucket) -> Result<Vec<(Key, Bytes)>> {
+        let object = claim.object();
+        let disk = self.disk.as_ref().filter(|disk| disk.is_on());
+        let mut blocks = match disk {
+            Some(disk) => disk.read(claim.run().map(|number| (object, number)).collect()).await,
+            None => Vec::new(),
+        };
+        claim.fill(&blocks);
+        let mut rest = vec![claim.run()];
+        for ((_, number), _) in &blocks {
+            let Some(last) = rest.pop() else { break };
+            rest.extend([last.start..*number, number + 1..last.end]);
+        }
+        rest.retain(|run| !run.is_empty() && claim.is_wanted(run));
+        let gets = rest.into_iter().map(|run| self.get(object, run, bucket));
+        for fetched in join_all(gets).await {
+            let fetched = fetched?;
+            claim.fill(&fetched);
+            if let Some(disk) = disk {
+                disk.missed(fetched.len());
+                fetched.iter().for_each(|(key, bytes)| disk.offer(*key, bytes));
+            }
+            blocks.extend(fetched);
+        }
+        Ok(blocks)
+    }
+
+    async fn get(&self, object: Object, run: Range<u32>, bucket: &Bucket) -> Result<Vec<(Key, Bytes)>> {
+        let name = object_name(object);
+        let got = bucket.get_up_to(&name, bytes_of(&run)).await;
+        got.map(|bytes| split(object, run.start, &bytes)).map_err(|error| match error.kind() {
+            // To a reader the file is there, and its data is lost.
+            ErrorKind::NotFound => {
+                let detail = format!("{}/{name}: the object is missing", self.bucket.url());
+                Error::with(ErrorKind::Io, "read data", detail)
+            }
+            _ => error,
+        })
+    }
+
+    /// Bytes that may be read ahead: `bytes` at most.
+    pub(crate) fn reserve(&self, bytes: u64) -> Reserved {
+        self.blocks.reserve(bytes)
+    }
+
+    /// Reads blocks of an object ahead, for which there is a reservation. That it fails says nothing:
+    /// whoever needs them will try.
+    pub(crate) async fn fetch_ahead(&self, object: Object, run: Range<u32>, reserved: Reserved) {
+        if !self.blocks.is_missing(object, run.clone()) {
+            return;
+        }
+        let Ok(_permit) = self.ahead.acquire().await else { return };
+        for claim in self.blocks.claim_ahead(object, run) {
+            if let Err(error) = self.fetch(claim, &self.ahead_bucket).await {
+                tracing::debug!(%error, "a part is not read ahead");
+            }
+        }
+        drop(reserved);
+    }
+
+    /// Gives up what is here of a range, which is damaged.
+    pub(crate) fn forget(&self, object: Object, range: &Range<u64>) {
+        self.blocks.forget(object, blocks_of(range));
+        if let Some(disk) = &self.disk {
+            blocks_of(range).for_each(|number| disk.forget((object, number)));
+        }
+    }
+
+    /// An object was written: it goes to the disk cache, if that has time for it.
+    pub(crate) fn wrote(&self, object: Object, parts: &[Bytes]) {
+        let Some(disk) = self.disk.as_ref().filter(|disk| disk.is_on()) else { return };
+        let whole = parts.concat();
+        split(object, 0, &whole).iter().for_each(|(key, bytes)| disk.offer(*key, bytes));
+    }
+
+    /// The disk cache, if there is one.
+    pub(crate) fn disk_cache(&self) -> Option<&DiskCache> {
+        self.disk.as_ref()
+    }
+}
+
+impl Loaded {
+    /// The bytes of a range that was loaded; fewer where the object ends.
+    pub(crate) fn get(&self, object: Object, range: &Range<u64>) -> Bytes {
+        let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+        let parts = blocks_of(range).map(|number| {
+            let begin = u64::from(number) * BLOCK;
+            let Some(block) = self.0.get(&(object, number)) else { return Bytes::new() };
+            let from = place(range.start.saturating_sub(begin)).min(block.len());
+            let to = place(range.end - begin).min(block.len());
+            block.slice(from..to)
+        });
+        let parts: Vec<Bytes> = parts.collect();
+        if let [part] = &parts[..] {
+            return part.clone();
+        }
+        let mut whole = BytesMut::with_capacity(parts.iter().map(Bytes::len).sum());
+        parts.iter().for_each(|part| whole.extend_from_slice(part));
+        whole.freeze()
+    }
+}
+
+#[cfg(test)]
+mod tests;
