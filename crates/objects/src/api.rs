@@ -3,6 +3,8 @@
 //! The process's tokio runtime begins with the first of them that sends a request, so a process
 //! that forks or leaves its terminal does that before.
 
+mod snapshots;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -10,6 +12,7 @@ use serde::Serialize;
 use store::{Error, ErrorKind, Result, Store};
 
 use crate::bucket::{Bucket, Patience};
+use crate::clone_volume as cloning;
 use crate::codec::Codec;
 pub use crate::compression::Compression;
 use crate::crypto::{DataKey, UserKey};
@@ -20,6 +23,7 @@ use crate::garbage::Timing;
 use crate::key_file;
 use crate::lease::{Lease, Request, State, ThisHost};
 use crate::make::make;
+use crate::mount::snapshots::{find, list};
 use crate::mount::{MountOptions, Mounted, older_metadata};
 use crate::open::open_bucket;
 use crate::readers::Mark;
@@ -27,6 +31,7 @@ use crate::rows::Totals;
 use crate::store::{BucketStore, wait};
 use crate::url::Url;
 use crate::wrapped_key::WrappedKey;
+pub use snapshots::{Cloned, SnapshotInfo, clone_volume, create_snapshot, delete_snapshot, snapshots};
 
 /// The schemes of the URLs that name a volume.
 pub const SCHEMES: [&str; 5] = ["s3", "gs", "az", "file", "memory"];
@@ -43,6 +48,8 @@ pub struct OpenOptions {
     /// Nothing is to be changed: the volume is not held, and shows what its holder, if there is one,
     /// had committed by now.
     pub read_only: bool,
+    /// The snapshot to open, which is only read.
+    pub snapshot: Option<String>,
     /// The file with the key of an encrypted volume.
     pub key_file: Option<PathBuf>,
     /// Where data is kept on this host for the next read.
@@ -92,6 +99,8 @@ pub struct Info {
     pub files: Option<u64>,
     /// The process that holds it.
     pub holder: Option<Holder>,
+    /// Its snapshots, the oldest first.
+    pub snapshots: Vec<SnapshotInfo>,
 }
 
 /// The process that holds a volume.
@@ -146,7 +155,8 @@ pub fn directory(url: &str) -> Option<PathBuf> {
     url.parse::<Url>().ok()?.directory()
 }
 
-/// Opens a volume for reading, beside its holder and other readers.
+/// Opens a volume for reading, beside its holder and other readers: a snapshot of it, or what was
+/// committed last.
 fn open_read_only(
     url: &Url,
     key: Option<&UserKey>,
@@ -159,8 +169,17 @@ fn open_read_only(
         let codec = codec_of(&format, key)?;
         let mount =
             MountOptions { disk_cache: options.disk_cache.clone(), ..MountOptions::new(&format, codec) };
+        let bucket = &of_family(bucket, &format).await?;
+        let snapshot = match &options.snapshot {
+            Some(name) => Some(find(bucket, name).await?),
+            None => None,
+        };
         // Before the state that is to be read is looked for: from here on the holder removes nothing.
-        let mark = match Mark::set(bucket.clone()).await {
+        let mark = match &snapshot {
+            Some(snapshot) => Mark::set_of_snapshot(bucket.clone(), snapshot.number).await,
+            None => Mark::set(bucket.clone()).await,
+        };
+        let mark = match mark {
             Ok(mark) => Some(mark),
             Err(error) => {
                 let until = "what the holder replaces can be read for ten minutes from then";
@@ -170,6 +189,9 @@ fn open_read_only(
         };
         let lasting = bucket.with_patience(Patience::UntilStopped);
         let opened = async {
+            if let Some(snapshot) = &snapshot {
+                return Mounted::open_snapshot(lasting.clone(), snapshot, mount).await;
+            }
             let Some(last) = Mounted::last_manifest(bucket).await? else {
                 let why = "the volume is new, and has no root yet: mount it once without `-o ro`";
                 return Err(Error::with(ErrorKind::NotFound, "open", why));
@@ -206,7 +228,7 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     let url: Url = url.parse()?;
     let key = options.key_file.as_deref().map(key_file::read).transpose()?;
     let bucket = open_bucket(&url)?;
-    if options.read_only {
+    if options.read_only || options.snapshot.is_some() {
         if options.takeover || options.abandon.is_some() {
             let why = "takeover and abandon are for a mount that writes: one with `ro` takes the volume from nobody";
             return Err(Error::with(ErrorKind::Invalid, "open", why));
@@ -222,9 +244,15 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
 async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions) -> Result<Arc<Mounted>> {
     let host = Arc::new(ThisHost::new()?);
     let lease = async { Ok(Lease::read(bucket).await) };
-    let (format, lease, last) =
+    let (format, lease, mut last) =
         tokio::try_join!(format::read(bucket), lease, Mounted::last_manifest(bucket))?;
     let codec = codec_of(&format, key)?;
+    if !format.parents.is_empty() && last.is_none() && matches!(lease, Ok(None)) {
+        cloning::begin(bucket, &format).await?;
+        last = Mounted::last_manifest(bucket).await?;
+    }
+    let bucket = &bucket.with_parents(&format.parents).await?;
+    let last = last.map(|last| last.behind(bucket.parents()));
     // Of a lease that is missing or damaged, taking it says so.
     let seen = lease.ok().flatten().map_or(0, |lease| lease.engine_epoch);
     let epoch = last.map_or(0, |last| last.epoch);
@@ -291,9 +319,17 @@ pub fn collect_garbage(url: &str, key_file: Option<&std::path::Path>, is_tried: 
     })
 }
 
+/// The volume's bucket, for reading; a clone that was never mounted has nothing to be read yet.
+async fn of_family(bucket: &Bucket, format: &Format) -> Result<Bucket> {
+    if format.parents.is_empty() || Mounted::last_manifest(bucket).await?.is_none() {
+        return Ok(bucket.clone());
+    }
+    bucket.with_parents(&format.parents).await
+}
+
 /// How the volume's data is encoded.
 fn codec_of(format: &Format, key: Option<&UserKey>) -> Result<Codec> {
-    let uuid = format.uuid.to_bytes();
+    let uuid = format.family().to_bytes();
     let key = match (&format.encryption, key) {
         (None, None) => None,
         (None, Some(_)) => {
@@ -356,6 +392,8 @@ pub fn info(url: &str, key_file: Option<&std::path::Path>) -> Result<Info> {
     let asked = async {
         let (format, lease, last) =
             tokio::try_join!(format::read(&bucket), Lease::read(&bucket), Mounted::last_manifest(&bucket))?;
+        let bucket = of_family(&bucket, &format).await?;
+        let snapshots = list(&bucket).await?;
         let is_readable = key.is_some() || format.encryption.is_none();
         let codec = if is_readable { Some(codec_of(&format, key.as_ref())?) } else { None };
         let (store, root) = bucket.raw();
@@ -364,9 +402,9 @@ pub fn info(url: &str, key_file: Option<&std::path::Path>) -> Result<Info> {
             (Some(_), None) => Some(Totals::default()),
             (None, _) => None,
         };
-        Ok::<_, Error>((format, lease, totals))
+        Ok::<_, Error>((format, lease, totals, snapshots))
     };
-    let (format, lease, totals) = wait(&runtime, asked)?;
+    let (format, lease, totals, snapshots) = wait(&runtime, asked)?;
     let holder = lease.and_then(|lease| lease.holder.filter(|_| lease.state == State::Held));
     Ok(Info {
         url: url.to_string(),
@@ -385,10 +423,11 @@ pub fn info(url: &str, key_file: Option<&std::path::Path>) -> Result<Info> {
             since: in_utc(holder.since),
             state: "held".to_owned(),
         }),
+        snapshots: snapshots.into_iter().map(|snapshot| store::Snapshot::from(snapshot).into()).collect(),
     })
 }
 
-fn in_utc(seconds: u64) -> String {
+pub(crate) fn in_utc(seconds: u64) -> String {
     let time = i64::try_from(seconds).ok().and_then(|seconds| chrono::DateTime::from_timestamp(seconds, 0));
     time.map(|time| time.format("%Y-%m-%dT%H:%M:%SZ").to_string()).unwrap_or_default()
 }

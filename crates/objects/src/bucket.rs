@@ -19,6 +19,7 @@ use store::{Error, ErrorKind, Result};
 
 use self::read::{Got, collect};
 use crate::limited::Limited;
+use crate::parents::{Parent, Parents};
 use crate::problem::{About, is_range_error};
 pub use crate::requests::Patience;
 use crate::requests::{Answer, Class, How, Requests, STEP, limit, over_limit};
@@ -35,6 +36,10 @@ const TOO_SHORT: &str = "it is too short";
 /// How patient a handle is that nobody told.
 const PATIENCE: Patience = Patience::For(Duration::from_secs(30));
 
+fn below(root: &Path, name: &str) -> Path {
+    name.split('/').filter(|part| !part.is_empty()).fold(root.clone(), |path, part| path.join(part))
+}
+
 /// The objects of one volume.
 #[derive(Clone)]
 pub struct Bucket {
@@ -44,6 +49,8 @@ pub struct Bucket {
     requests: Arc<Requests>,
     class: Class,
     patience: Patience,
+    /// The volumes that this one was cloned from.
+    parents: Arc<Parents>,
 }
 
 /// A version of an object, by which a conditional request names it.
@@ -89,7 +96,37 @@ impl Bucket {
         // An error leaves the seed as it is: chance only keeps retries apart.
         let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
         let requests = Arc::new(Requests::new(u64::from_ne_bytes(seed)));
-        Self { store, root, about: Arc::new(about), requests, class: Class::Control, patience: PATIENCE }
+        let (class, patience, parents) = (Class::Control, PATIENCE, Arc::default());
+        Self { store, root, about: Arc::new(about), requests, class, patience, parents }
+    }
+
+    /// The objects of a volume with these parents, the nearest first: what is read of theirs by their
+    /// names, is read where it is.
+    ///
+    /// # Errors
+    /// The bucket's; `Io`: a manifest is missing or damaged.
+    pub(crate) async fn with_parents(&self, parents: &[Parent]) -> Result<Self> {
+        let (store, root) = self.raw();
+        let bucket = self.of_family(parents);
+        bucket.parents.find_tables(&store, &root).await?;
+        Ok(bucket)
+    }
+
+    /// As [`with_parents`](Self::with_parents), where no tables are read.
+    pub(crate) fn of_family(&self, parents: &[Parent]) -> Self {
+        Self { parents: Arc::new(Parents::new(parents)), ..self.clone() }
+    }
+
+    /// The volumes that this one was cloned from.
+    pub(crate) fn parents(&self) -> &Arc<Parents> {
+        &self.parents
+    }
+
+    /// The objects of another volume in the same bucket.
+    pub(crate) fn beside(&self, root: Path) -> Self {
+        let url = format!("{root} in the bucket of {}", self.about.url);
+        let about = Arc::new(About { url, credentials: self.about.credentials.clone() });
+        Self { root, about, parents: Arc::default(), ..self.clone() }
     }
 
     /// For a simulation: permits, budget and counters of its own, and chance from `seed`.
@@ -139,11 +176,17 @@ impl Bucket {
     #[must_use]
     pub fn raw(&self) -> (Arc<dyn ObjectStore>, Path) {
         let limited = Limited::new(Arc::clone(&self.store), Arc::clone(&self.requests));
-        (Arc::new(limited), self.root.clone())
+        (self.parents.around(Arc::new(limited), &self.root), self.root.clone())
     }
 
+    /// Where an object is, that is written or removed: always the volume's own.
     fn path(&self, name: &str) -> Path {
-        name.split('/').filter(|part| !part.is_empty()).fold(self.root.clone(), |path, part| path.join(part))
+        below(&self.root, name)
+    }
+
+    /// Where an object is, that is read: it may be a parent's.
+    fn place(&self, name: &str) -> Path {
+        below(self.parents.place_of(name).unwrap_or(&self.root), name)
     }
 
     fn how(&self, kind: Kind, limit: Option<Duration>) -> How {
@@ -209,7 +252,7 @@ impl Bucket {
         options: GetOptions,
         most: u64,
     ) -> Result<StoreResult<(Bytes, Tag)>> {
-        let path = self.path(name);
+        let path = self.place(name);
         let attempt = || async {
             let got = stepped(self.store.get_opts(&path, options.clone())).await??;
             collect(got, most).await
@@ -246,7 +289,7 @@ impl Bucket {
         if len == 0 {
             return Ok(Bytes::new());
         }
-        let path = self.path(name);
+        let path = self.place(name);
         let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
         let fits = |got: &Range<u64>| got.start == range.start && (got.end == range.end || !is_whole);
         let attempt = || async {

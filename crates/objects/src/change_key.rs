@@ -56,7 +56,7 @@ async fn change(bucket: &Bucket, old: &UserKey, new: &UserKey) -> Result<(Format
             return Err(Error::with(ErrorKind::Invalid, "change key", why));
         };
         let record = WrappedKey::from_json(record)?;
-        let uuid = format.uuid.to_bytes();
+        let uuid = format.family().to_bytes();
         let record = match record.rewrap(&uuid, old, new) {
             Ok(record) => record,
             // A call that was cut short has changed it.

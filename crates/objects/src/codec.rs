@@ -60,11 +60,6 @@ impl Codec {
         Self(Arc::new(Inner { uuid, compression, cipher }))
     }
 
-    /// The volume's identity.
-    pub(crate) fn uuid(&self) -> [u8; 16] {
-        self.0.uuid
-    }
-
     /// Whether there is a key.
     #[must_use]
     pub fn is_encrypted(&self) -> bool {

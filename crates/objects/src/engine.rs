@@ -6,6 +6,7 @@ mod clock;
 mod compaction;
 mod reader;
 mod slate;
+mod snapshots;
 mod sums;
 mod tables;
 
@@ -22,7 +23,8 @@ use crate::rows::{self, ExtentRow, Object, Totals, Usage};
 
 pub(crate) use clock::Clock;
 pub(crate) use reader::ReadEngine;
-pub(crate) use slate::{LastManifest, SlateEngine, last_manifest, totals_in_tables};
+pub(crate) use slate::{LastManifest, SlateEngine, last_manifest, path_below, tables_of, totals_in_tables};
+pub(crate) use snapshots::{Snapshot, Then, snapshots};
 pub(crate) use tables::Records;
 
 /// The largest batch, as the log writes it: an object of the log has room for one.

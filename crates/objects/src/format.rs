@@ -14,6 +14,7 @@ use store::{Error, ErrorKind, Result};
 
 use crate::Compression;
 use crate::bucket::{Bucket, Condition, Tag};
+use crate::parents::{self, Parent};
 use crate::probe::{Probed, probe};
 
 /// The object's name.
@@ -131,6 +132,9 @@ pub struct Format {
     pub log_window: u32,
     /// What the probe found.
     pub probe: Probed,
+    /// The volumes that this one was cloned from, the nearest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parents: Vec<Parent>,
 }
 
 fn refused(kind: ErrorKind, bucket: &Bucket, why: &str) -> Error {
@@ -172,6 +176,7 @@ pub async fn create(bucket: &Bucket, options: Options) -> Result<Format> {
         extent_bytes_max: 8 << 20,
         log_window: 8,
         probe: probe(bucket).await?,
+        parents: Vec::new(),
     };
     let json = format.to_json(bucket)?;
     match bucket.create(NAME, PutPayload::from(json)).await? {
@@ -228,6 +233,20 @@ fn parse(bytes: &[u8]) -> Result<Format, (ErrorKind, String)> {
 }
 
 impl Format {
+    /// What its data and its key are bound to: the identity of the first volume of its family, whose
+    /// data it may have.
+    #[must_use]
+    pub fn family(&self) -> Uuid {
+        self.parents.last().map_or(self.uuid, |first| first.uuid)
+    }
+
+    /// That of a clone of it.
+    pub(crate) fn cloned(&self, uuid: Uuid, of: Parent) -> Self {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let parents = std::iter::once(of).chain(self.parents.iter().cloned()).collect();
+        Self { uuid, created: since.as_secs(), parents, ..self.clone() }
+    }
+
     /// The object's bytes, held to their bounds.
     pub(crate) fn to_json(&self, bucket: &Bucket) -> Result<Vec<u8>> {
         self.check().map_err(|why| refused(ErrorKind::Invalid, bucket, why))?;
@@ -254,7 +273,7 @@ impl Format {
         if !(1..=64).contains(&self.log_window) {
             return Err("log_window is not in 1 to 64");
         }
-        Ok(())
+        parents::check(&self.parents)
     }
 }
 

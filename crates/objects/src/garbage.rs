@@ -2,9 +2,9 @@
 //!
 //! | objects | are garbage when |
 //! |---|---|
-//! | segments, and the log's objects with data | no extent refers to them: their row `G` says 0 |
+//! | segments, and the log's objects with data | no extent refers to them: their row `G` says 0; and no snapshot needs them ([`held`]) |
 //! | the log's objects | and their rows are in the engine's tables |
-//! | the engine's tables | neither its newest manifest nor a merge names them |
+//! | the engine's tables | neither its newest manifest, nor that of a snapshot, nor a merge names them |
 //!
 //! # Why nothing is removed that somebody needs
 //! - **After a crash.** An object is removed after the log's object is durable that took its last
@@ -19,7 +19,8 @@
 //!   One that was taken over and does not know it removes nothing else.
 //! - **By readers elsewhere.** They have marks ([`crate::readers`]), and while there is one nothing
 //!   is removed; one that has just begun finds what was found to be garbage [`Timing::passes`] ago
-//!   no more than others do.
+//!   no more than others do. One that reads a snapshot needs what the snapshot needs: it holds up
+//!   removals only when that has been deleted.
 //!
 //! Time is counted in passes, which a process that is stopped does not make.
 //!
@@ -27,6 +28,7 @@
 //! any more. While a reader elsewhere keeps everything, that would only take more space.
 
 mod choice;
+mod held;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -46,6 +48,7 @@ use crate::rows::{self, Object, Usage};
 use crate::segments;
 use crate::tree::Tree;
 use choice::Choice;
+use held::Holders;
 
 /// Rows that are read at a time.
 const BATCH: usize = 1024;
@@ -212,7 +215,7 @@ impl Collector {
         if !chosen.is_empty() {
             // Once in a pass: marks grow old by it.
             if self.readers.looks() == looks {
-                self.readers.look(&self.bucket).await?;
+                self.readers.look(&self.bucket, &records.snapshots).await?;
             }
             if self.readers.are_none() {
                 self.clean_at = None;
@@ -253,7 +256,7 @@ impl Collector {
         garbage.extend(self.segments_without_rows(sizes.keys()).await?);
         self.find(garbage, usize::MAX);
         let removal = if is_tried {
-            Removal::Removed(self.found.keys().map(Garbage::name).collect())
+            Removal::Removed(self.found_but_held(&records).await?)
         } else {
             // What says so is durable from here on.
             self.tree.sync_all().await?;
@@ -321,7 +324,7 @@ impl Collector {
         loop {
             let records = self.records().await?;
             let mut choice = Choice::default();
-            self.dead_data(records.replay_after, &mut choice).await?;
+            self.dead_data(&records, &mut choice).await?;
             let chosen = choice.made(0);
             if chosen.is_empty() {
                 return Ok(());
@@ -333,29 +336,48 @@ impl Collector {
     }
 
     async fn garbage_but_tables(&mut self, records: &Records, choice: &mut Choice) -> Result<Vec<Garbage>> {
-        let mut garbage = self.dead_data(records.replay_after, choice).await?;
+        let mut garbage = self.dead_data(records, choice).await?;
         garbage.extend(self.log_without_data(records.replay_after).await?);
         Ok(garbage)
     }
 
+    /// The names of what was found that no snapshot needs.
+    async fn found_but_held(&self, records: &Records) -> Result<Vec<String>> {
+        let holders = Holders::read(&self.engine, records).await?;
+        let mut names = Vec::new();
+        for garbage in self.found.keys() {
+            if let Garbage::Data(object) = garbage
+                && holders.need(*object, holders.died(&self.engine, *object).await?)
+            {
+                continue;
+            }
+            names.push(garbage.name());
+        }
+        Ok(names)
+    }
+
     /// Objects that no extent refers to any more, and whose rows are in tables.
-    async fn dead_data(&self, replay_after: u64, choice: &mut Choice) -> Result<Vec<Garbage>> {
+    async fn dead_data(&self, records: &Records, choice: &mut Choice) -> Result<Vec<Garbage>> {
+        let (replay_after, holders) = (records.replay_after, Holders::read(&self.engine, records).await?);
         let (mut from, end) = ([rows::COUNTED, &[0]].concat(), rows::all_keys(b'G').end);
         let mut dead = Vec::new();
         loop {
             let counts = self.engine.scan(from.clone()..end.clone(), BATCH).await?;
             let is_last = counts.len() < BATCH;
+            let mut found = Vec::new();
             for (key, usage) in counts {
                 let object = rows::live_object(&key)?;
                 let usage = Usage::from_bytes(&usage)?;
                 let is_kept = matches!(object, Object::Log(number) if number > replay_after);
                 if usage.live == 0 && !is_kept {
-                    dead.push(Garbage::Data(object));
-                } else {
+                    found.push(object);
+                } else if !holders.need(object, None) && !self.log.parents().have(object) {
+                    // What stays for a snapshot or another volume stays whole, whatever is written anew.
                     choice.see(object, usage, !is_kept && !self.repacked.contains(&object));
                 }
                 from = [&key[..], &[0]].concat();
             }
+            dead.extend(holders.without_held(&self.engine, found).await?.into_iter().map(Garbage::Data));
             if is_last {
                 return Ok(dead);
             }
@@ -447,29 +469,45 @@ impl Collector {
         if due.is_empty() {
             return Ok(Removal::Removed(Vec::new()));
         }
-        let readers = self.readers.look(&self.bucket).await?;
+        if self.engine.making.try_lock().is_err() {
+            // What a snapshot needs is known when it has been made: the next pass comes again.
+            return Ok(Removal::Removed(Vec::new()));
+        }
+        // Before anything goes: it is still this process that holds the volume.
+        let records = if due.iter().any(|garbage| matches!(garbage, Garbage::Table(_))) {
+            let Some(records) = self.engine.settled_records().await? else {
+                // Tables are being merged: the next pass comes again.
+                return Ok(Removal::Removed(Vec::new()));
+            };
+            self.check_writer(&records)?;
+            records
+        } else {
+            self.records().await?
+        };
+        // After the snapshots: one that was deleted by then is not what holds objects for its readers.
+        let readers = self.readers.look(&self.bucket, &records.snapshots).await?;
         if !readers.is_empty() {
             return Ok(Removal::LeftForReaders(readers));
         }
-        let (mut names, mut tables, mut batch) = (Vec::new(), Vec::new(), Batch::default());
+        let holders = Holders::read(&self.engine, &records).await?;
+        let (mut names, mut batch) = (Vec::new(), Batch::default());
         for garbage in &due {
             match garbage {
                 Garbage::Data(object) => {
-                    names.push(garbage.name());
-                    batch.delete(rows::live_key(*object));
+                    let died = holders.died(&self.engine, *object).await?;
+                    if !holders.need(*object, died) {
+                        names.push(garbage.name());
+                        batch.delete(rows::live_key(*object));
+                        if died.is_some() {
+                            batch.delete(rows::held_key(*object));
+                        }
+                    } else if died.is_none() {
+                        batch.put(rows::held_key(*object), rows::to_bytes(&records.newest));
+                    }
                 }
-                Garbage::Table(name) => tables.push(name.clone()),
+                Garbage::Table(name) if records.has(name) => {}
+                Garbage::Table(name) => names.push(name.clone()),
             }
-        }
-        // Before anything goes: it is still this process that holds the volume.
-        if tables.is_empty() {
-            self.records().await?;
-        } else if let Some(records) = self.engine.settled_records().await? {
-            self.check_writer(&records)?;
-            names.extend(tables.into_iter().filter(|name| !records.has(name)));
-        } else {
-            // Tables are being merged: the next pass comes again.
-            return Ok(Removal::Removed(Vec::new()));
         }
         self.bucket.delete_many(&names).await?;
         if let Some(searched) = self.searched.filter(|_| !batch.is_empty()) {

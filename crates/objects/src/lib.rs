@@ -26,7 +26,8 @@
 //!  bucket       requests: bounded, retried, counted
 //!   |
 //!  open, url    the bucket that a URL names, with its credentials (`aws`, `profile`); `format` and
-//!               `probe` say what is in it and what it keeps, `make` makes a volume
+//!               `probe` say what is in it and what it keeps, `make` makes a volume; `clone_volume`
+//!               makes one of a snapshot, of whose `parents` it reads
 //! ```
 //!
 //! Read `log` first: what is durable is decided there.
@@ -41,6 +42,7 @@ pub mod bucket;
 mod change_key;
 mod chunk_table;
 mod client;
+mod clone_volume;
 pub mod codec;
 mod compression;
 mod counter;
@@ -64,6 +66,7 @@ mod mount;
 mod moves;
 mod node;
 pub mod open;
+mod parents;
 mod pending;
 mod pieces;
 pub mod probe;
@@ -93,8 +96,9 @@ mod xattr_sizes;
 mod xattrs;
 
 pub use api::{
-    Collected, Compression, FormatOptions, Formatted, Holder, Info, OpenOptions, SCHEMES, canonical,
-    collect_garbage, directory, format, info, is_url, open, open_unheld,
+    Cloned, Collected, Compression, FormatOptions, Formatted, Holder, Info, OpenOptions, SCHEMES,
+    SnapshotInfo, canonical, clone_volume, collect_garbage, create_snapshot, delete_snapshot, directory,
+    format, info, is_url, open, open_unheld, snapshots,
 };
 pub use change_key::{KeyChange, change_key};
 pub use disk_cache::DiskCacheOptions;

@@ -43,6 +43,7 @@ use tokio::sync::Notify;
 use crate::bucket::{Bucket, Condition};
 use crate::codec::Codec;
 use crate::engine::BATCH_BYTES_MAX;
+use crate::parents::Parents;
 pub(crate) use init::LogInit;
 use object::{HEADER, Header, LogKind};
 pub(crate) use replay::{Read, Replay, Rows};
@@ -195,6 +196,11 @@ impl CommitLog {
         let data = &state.sealed.get(&number)?.content.data;
         let range = range.start.checked_sub(HEADER)?..range.end.checked_sub(HEADER)?;
         (range.end <= data.len()).then(|| data.slice(range))
+    }
+
+    /// The volumes that this one was cloned from.
+    pub(crate) fn parents(&self) -> &Parents {
+        self.bucket.parents()
     }
 
     /// The epoch of its holder.

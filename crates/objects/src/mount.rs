@@ -1,5 +1,7 @@
 //! A volume that this process holds: opened, kept, closed.
 
+pub(crate) mod snapshots;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +33,8 @@ const COLLECTION: Duration = Duration::from_secs(60);
 /// What opening a volume needs to know.
 #[derive(Debug, Clone)]
 pub(crate) struct MountOptions {
+    /// The volume's own identity: its data is bound to that of its family.
+    pub(crate) uuid: [u8; 16],
     pub(crate) codec: Codec,
     /// Objects of the log that may be on their way.
     pub(crate) window: u64,
@@ -48,6 +52,7 @@ impl MountOptions {
     /// Of a volume that nobody holds.
     pub(crate) fn new(format: &Format, codec: Codec) -> Self {
         Self {
+            uuid: format.uuid.to_bytes(),
             codec,
             window: format.log_window.into(),
             size_max: format.size_max,
@@ -60,13 +65,14 @@ impl MountOptions {
 
     fn open_disk_cache(&self) -> Result<Option<DiskCache>> {
         let options = self.disk_cache.as_ref();
-        options.map(|options| DiskCache::open(options, self.codec.uuid())).transpose()
+        options.map(|options| DiskCache::open(options, self.uuid)).transpose()
     }
 
     /// For tests: of a volume without compression and key, and without a lease.
     pub(crate) fn plain(window: u64, nonce: [u8; 16]) -> Self {
         let codec = Codec::new([0; 16], crate::Compression::None, None);
         Self {
+            uuid: [0; 16],
             codec,
             window,
             size_max: None,
@@ -165,9 +171,13 @@ impl Mounted {
         let log = CommitLog::new(bucket.clone(), codec.clone(), window);
         let segments = Segments::new(bucket.bulk(), codec, Arc::clone(&log), 0, disk_cache);
         let tree = Tree::open(Arc::new(engine), segments, 0, size_max).await?;
+        Ok(Self::reading(tree, log, bucket))
+    }
+
+    fn reading(tree: Arc<Tree>, log: Arc<CommitLog>, bucket: Bucket) -> Arc<Self> {
         let (background, is_closed) = (CancellationToken::new(), Mutex::new(false));
         let (engine, held, is_read_only, marking) = (None, None, true, Mutex::default());
-        Ok(Arc::new(Self { tree, log, bucket, engine, held, background, is_closed, is_read_only, marking }))
+        Arc::new(Self { tree, log, bucket, engine, held, background, is_closed, is_read_only, marking })
     }
 
     /// Keeps the mark of a reader, and removes it with [`close`](Self::close).
@@ -194,6 +204,10 @@ impl Mounted {
     /// # Errors
     /// The bucket's; `Io`: there is none any more.
     pub(crate) async fn last_manifest(bucket: &Bucket) -> Result<Option<LastManifest>> {
+        Ok(Self::manifest_of(bucket).await?.map(|last| last.behind(bucket.parents())))
+    }
+
+    async fn manifest_of(bucket: &Bucket) -> Result<Option<LastManifest>> {
         let (store, root) = bucket.raw();
         let last = last_manifest(Arc::clone(&store), &root).await?;
         if last.is_some() {

@@ -4,6 +4,9 @@
 //! A mark is an object `reader/ID/NUMBER`. Its reader makes the next and removes the last, again and
 //! again, so that a holder sees by names alone that the reader is there, and no clocks are compared.
 //! A mark that stays the same for long is that of a reader that has crashed, or is cut off.
+//!
+//! The mark of one that reads a snapshot says which: what the snapshot needs stays without the mark, as
+//! long as the snapshot is there.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,6 +16,7 @@ use store::Result;
 use tokio_util::sync::CancellationToken;
 
 use crate::bucket::{Bucket, Patience};
+use crate::engine::Snapshot;
 use crate::format::Uuid;
 
 /// How often a reader makes a new mark.
@@ -24,6 +28,11 @@ const REMOVAL: Patience = Patience::For(Duration::from_secs(5));
 
 fn name(id: &str, number: u64) -> String {
     format!("reader/{id}/{number:012}")
+}
+
+/// How the id of a reader of a snapshot begins.
+fn of_snapshot(number: u64) -> String {
+    format!("{number:016x}-")
 }
 
 /// The mark of this process.
@@ -38,6 +47,15 @@ impl Mark {
     /// Makes the first: what can be read now can be read until it is removed.
     pub(crate) async fn set(bucket: Bucket) -> Result<Self> {
         let mut mark = Self { bucket, id: Uuid::random()?.to_string(), number: 0 };
+        mark.renew().await?;
+        Ok(mark)
+    }
+
+    /// Makes the first of a reader of the snapshot with this number. Only then it is looked whether
+    /// the snapshot is there.
+    pub(crate) async fn set_of_snapshot(bucket: Bucket, snapshot: u64) -> Result<Self> {
+        let id = format!("{}{}", of_snapshot(snapshot), Uuid::random()?);
+        let mut mark = Self { bucket, id, number: 0 };
         mark.renew().await?;
         Ok(mark)
     }
@@ -83,6 +101,8 @@ pub(crate) struct Readers {
     /// The last mark of each, and how often it was found.
     known: BTreeMap<String, (String, u32)>,
     looks: u64,
+    /// Whether the last look found none for whose sake something stays.
+    are_none: bool,
 }
 
 impl Readers {
@@ -91,13 +111,14 @@ impl Readers {
         self.looks
     }
 
-    /// Whether the last look found none.
-    pub(crate) fn are_none(&self) -> bool {
-        self.known.is_empty()
+    /// Whether the last look found none, but for those who read a snapshot.
+    pub(crate) const fn are_none(&self) -> bool {
+        self.are_none
     }
 
-    /// Looks for readers, and removes marks of those that are gone; returns the marks of the others.
-    pub(crate) async fn look(&mut self, bucket: &Bucket) -> Result<Vec<String>> {
+    /// Looks for readers, and removes marks of those that are gone; returns the marks of the others,
+    /// but for those who read one of these snapshots.
+    pub(crate) async fn look(&mut self, bucket: &Bucket, snapshots: &[Snapshot]) -> Result<Vec<String>> {
         self.looks += 1;
         let mut found = BTreeMap::new();
         for mark in bucket.list("reader", None).await? {
@@ -116,7 +137,11 @@ impl Readers {
             }
         }
         bucket.delete_many(&gone).await?;
-        Ok(self.known.iter().map(|(id, (number, _))| format!("reader/{id}/{number}")).collect())
+        let snapshots: Vec<_> = snapshots.iter().map(|snapshot| of_snapshot(snapshot.number)).collect();
+        let others = self.known.iter().filter(|(id, _)| !snapshots.iter().any(|of| id.starts_with(of)));
+        let others: Vec<_> = others.map(|(id, (number, _))| format!("reader/{id}/{number}")).collect();
+        self.are_none = others.is_empty();
+        Ok(others)
     }
 }
 
@@ -132,18 +157,18 @@ mod tests {
     async fn a_reader_is_there_until_it_ends_or_makes_no_marks_any_more() {
         let bucket = Bucket::new(Arc::new(InMemory::new()), "v".into());
         let mut readers = Readers::default();
-        assert!(readers.look(&bucket).await.unwrap().is_empty());
+        assert!(readers.look(&bucket, &[]).await.unwrap().is_empty());
         let mark = Mark::set(bucket.clone()).await.unwrap();
         let mut crashed = Mark::set(bucket.clone()).await.unwrap();
         for _ in 0..LOOKS - 1 {
-            assert_eq!(readers.look(&bucket).await.unwrap().len(), 2);
+            assert_eq!(readers.look(&bucket, &[]).await.unwrap().len(), 2);
         }
         crashed.renew().await.unwrap();
         mark.remove().await;
         for _ in 0..LOOKS {
-            assert_eq!(readers.look(&bucket).await.unwrap().len(), 1, "it made a mark since");
+            assert_eq!(readers.look(&bucket, &[]).await.unwrap().len(), 1, "it made a mark since");
         }
-        assert!(readers.look(&bucket).await.unwrap().is_empty(), "it is gone");
+        assert!(readers.look(&bucket, &[]).await.unwrap().is_empty(), "it is gone");
         assert!(bucket.list("reader", None).await.unwrap().is_empty(), "and its mark, too");
     }
 }

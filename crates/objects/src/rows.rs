@@ -10,6 +10,8 @@
 //! | `C` | [`Totals`], merged |
 //! | `G` | none: of each object that has data it is known how much of it is alive |
 //! | `G` object | [`Usage`]: how much of the object is in use, merged |
+//! | `H` object | the number of the last snapshot when the object, which is dead, was found so |
+//! | `S` number | [`Born`]: what there was when the snapshot with this number was made |
 //! | `L` | the number of the object of the log up to which garbage was looked for |
 //!
 //! Numbers in keys are big-endian, so that the engine's order is theirs. Extents are found by their
@@ -234,6 +236,43 @@ pub(crate) const COUNTED: &[u8] = b"G";
 
 /// The key of the number up to which the log was searched for garbage.
 pub(crate) const SEARCHED: &[u8] = b"L";
+
+/// Which objects there were when a snapshot was made: those with smaller numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Born {
+    /// The last object of the log.
+    pub(crate) log: u64,
+    /// The next segment: its holder's epoch, and its number.
+    pub(crate) segment: (u64, u64),
+}
+
+impl Born {
+    /// Whether an object may have been there.
+    pub(crate) fn had(&self, object: Object) -> bool {
+        match object {
+            Object::Log(number) => number <= self.log,
+            Object::Segment(epoch, number) => (epoch, number) < self.segment,
+        }
+    }
+}
+
+/// The key of what there was when a snapshot was made.
+pub(crate) fn born_key(snapshot: u64) -> Vec<u8> {
+    [b"S", &snapshot.to_be_bytes()[..]].concat()
+}
+
+/// The snapshot of a [`born_key`].
+pub(crate) fn born_number(key: &[u8]) -> Result<u64> {
+    let number = key.get(1..).and_then(|number| number.try_into().ok()).map(u64::from_be_bytes);
+    number.ok_or_else(|| corrupted("the key of a snapshot"))
+}
+
+/// The key of the last snapshot that may need an object which is dead.
+pub(crate) fn held_key(object: Object) -> Vec<u8> {
+    let mut key = live_key(object);
+    key[0] = b'H';
+    key
+}
 
 /// The longest [`live_key`].
 pub(crate) const LIVE_KEY_BYTES_MAX: usize = 18;

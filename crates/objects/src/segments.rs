@@ -81,6 +81,12 @@ impl Segments {
         Self { bucket, codec, log, epoch, next: AtomicU64::new(0), reader }
     }
 
+    /// The next segment: its epoch, and its number.
+    pub(crate) fn next(&self) -> (u64, u64) {
+        // ORDERING: Relaxed, as below: what was written before the caller looked has smaller numbers.
+        (self.epoch, self.next.load(Ordering::Relaxed))
+    }
+
     /// Puts data into the log's open object: it is durable with the rows that are written next.
     pub(crate) async fn put_small(&self, data: &[u8]) -> Result<Stored> {
         let (encoded, table) = self.codec.encode(data);

@@ -16,6 +16,7 @@ mod faults;
 mod host;
 mod model;
 mod schedules;
+mod snapshots;
 mod tables;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,6 +24,7 @@ use std::time::Duration;
 
 use faults::{Random, World};
 use host::{Host, Volume};
+use snapshots::Snapshots;
 
 /// Times that the volume changes its holder.
 const CHANGES: usize = 4;
@@ -38,10 +40,11 @@ struct Simulation {
 }
 
 impl Simulation {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, has_snapshots: bool) -> Self {
         let mut random = Random::new(seed);
         let window = [1, 2, 4, 8][random.below(4)];
-        let volume = Volume::new(World::new(seed), window);
+        let snapshots = has_snapshots.then(Snapshots::default);
+        let volume = Volume::new(World::new(seed), window, snapshots);
         Self { random, volume, hosts: Vec::new() }
     }
 
@@ -120,16 +123,16 @@ impl Simulation {
 }
 
 /// Runs seeds; the first that fails ends it, and is named.
-fn run(seeds: std::ops::Range<u64>) {
+fn run(seeds: std::ops::Range<u64>, has_snapshots: bool) {
     for seed in seeds {
-        if let Err(why) = catch_unwind(AssertUnwindSafe(|| Simulation::new(seed).run_all())) {
+        if let Err(why) = catch_unwind(AssertUnwindSafe(|| Simulation::new(seed, has_snapshots).run_all())) {
             let why = why.downcast_ref::<String>().map(String::as_str).or(why.downcast_ref().copied());
             panic!("seed {seed}: {}", why.unwrap_or("it failed, see above"));
         }
     }
 }
 
-/// The campaign:
+/// The campaign; with `SNAPSHOTS=1` hosts make, read and delete snapshots, too:
 /// `SEEDS=100000 cargo test --release -p watertight-objects --lib simulation -- --ignored`.
 #[test]
 #[ignore = "long; the seeds are given by SEEDS, the first by FIRST"]
@@ -137,5 +140,5 @@ fn campaign() {
     let given =
         |name: &str, default| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default);
     let (first, seeds): (u64, u64) = (given("FIRST", 0), given("SEEDS", 100_000));
-    run(first..first + seeds);
+    run(first..first + seeds, std::env::var_os("SNAPSHOTS").is_some());
 }

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use store::{
     Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, Entry, Error, ErrorKind, File, FileType,
-    Name, NewNode, ObjectId, RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, StatFs, Store,
+    Name, NewNode, ObjectId, RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, Snapshot, Snapshots,
+    StatFs, Store,
 };
 use tokio::runtime::Handle;
 
@@ -230,6 +231,10 @@ impl Store for BucketStore {
         Some(self.mounted.requests())
     }
 
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
+    }
+
     fn sync(&self) -> Result<()> {
         self.wait(self.tree.sync_all())
     }
@@ -240,6 +245,21 @@ impl Store for BucketStore {
 
     fn close(&self) {
         self.wait(self.mounted.close());
+    }
+}
+
+impl Snapshots for BucketStore {
+    fn create(&self, name: &str) -> Result<Snapshot> {
+        self.wait(self.mounted.create_snapshot(name)).map(Snapshot::from)
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        self.wait(self.mounted.delete_snapshot(name))
+    }
+
+    fn list(&self) -> Result<Vec<Snapshot>> {
+        let snapshots = self.wait(self.mounted.snapshots())?;
+        Ok(snapshots.into_iter().map(Snapshot::from).collect())
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::{
     Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, Entry, File, Name, NewNode, ObjectId,
-    RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, StatFs, Store,
+    RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, Snapshots, StatFs, Store,
 };
 
 /// The code around each call.
@@ -69,6 +69,9 @@ impl<A: Around> Store for AroundStore<A> {
     }
     fn requests(&self) -> Option<RequestStats> {
         self.inner.requests()
+    }
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        self.inner.snapshots()
     }
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
         self.around.call("lookup", || self.inner.lookup(parent, name))

@@ -20,7 +20,7 @@
 //!   |     |      +--- around --+      a store around another
 //!   |     |             |
 //!   traits, types, name, error,      what a store is: read `traits` first
-//!   requests
+//!   requests, snapshots
 //! ```
 //!
 //! # References
@@ -49,6 +49,7 @@ mod hook;
 mod mem;
 mod name;
 mod requests;
+mod snapshots;
 mod spec;
 mod traits;
 mod types;
@@ -62,6 +63,7 @@ pub use hook::{At, HookStore, Hooks};
 pub use mem::MemStore;
 pub use name::Name;
 pub use requests::{DiskCacheStats, RequestKind, RequestStats, Unanswered};
+pub use snapshots::{Snapshot, Snapshots};
 pub use spec::{open, open_with};
 pub use traits::{Created, Dir, File, Store};
 pub use types::{

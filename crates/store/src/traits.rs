@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::{
     Access, AllocateMode, Attr, Creator, DirEntry, Entry, Error, ErrorKind, Name, NewNode, ObjectId,
-    RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, StatFs,
+    RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, Snapshots, StatFs,
 };
 
 /// A new file, open for reading and writing whatever its mode.
@@ -150,6 +150,11 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// The requests that the store sends to a service; `None`: it sends none. Never waits for the
     /// medium.
     fn requests(&self) -> Option<RequestStats> {
+        None
+    }
+
+    /// Its snapshots; `None`: it keeps none.
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
         None
     }
 

@@ -93,6 +93,14 @@ pub enum Verb {
         elsewhere, nothing is removed.")]
     Gc(GcArgs),
 
+    /// Make, list or delete snapshots of a volume on object storage: its files as they were.
+    #[command(after_help = SNAPSHOT_HELP)]
+    Snapshot(SnapshotArgs),
+
+    /// Make a volume on object storage that begins as a snapshot of another, without copying data.
+    #[command(after_help = CLONE_VOLUME_HELP)]
+    CloneVolume(CloneVolumeArgs),
+
     /// Unmount: return when the data is on the store and the store is free.
     #[command(
         visible_alias = "unmount",
@@ -309,6 +317,25 @@ pub struct MountArgs {
     pub log_file: Option<PathBuf>,
 }
 
+/// The help that follows the arguments of `clone-volume`.
+const CLONE_VOLUME_HELP: &str = "Example:\n  \
+    watertight snapshot create s3://bucket/data base\n  \
+    watertight clone-volume s3://bucket/data base s3://bucket/test\n  \
+    watertight mount s3://bucket/test /mnt/test\n\n\
+    A constant number of requests, whatever the volume holds. The clone reads the data of the snapshot where it is, and writes its own: \
+    both volumes are mounted, changed and collected independently. It has the key of its volume, compression and size, and may be cloned \
+    itself. A snapshot that a clone needs cannot be deleted; delete the clone's objects first.";
+
+/// The help that follows the arguments of `snapshot`.
+const SNAPSHOT_HELP: &str = "Examples:\n  \
+    watertight snapshot create /mnt/data before-upgrade\n  \
+    watertight snapshot list s3://bucket/prefix\n  \
+    watertight mount -o snapshot=before-upgrade s3://bucket/prefix /mnt/old\n  \
+    watertight snapshot delete /mnt/data before-upgrade\n\n\
+    A snapshot takes neither a copy nor time in proportion to the data: what it shows stays in the bucket when the volume replaces or \
+    deletes it, until the snapshot is deleted. It is made and deleted by the process that holds the volume: by its path, or by its URL on \
+    the same host. Of a volume that nobody holds, by its URL. `list` holds nothing.";
+
 /// The help that follows the arguments of `format`.
 const FORMAT_HELP: &str = "Examples:\n  \
     watertight format s3://bucket/prefix\n  \
@@ -395,6 +422,49 @@ pub struct GcArgs {
     /// For programs.
     #[arg(long)]
     pub json: bool,
+}
+
+/// `snapshot`.
+#[derive(Debug, Args)]
+pub struct SnapshotArgs {
+    /// What to do.
+    #[arg(value_enum, value_name = "ACTION")]
+    pub action: SnapshotAction,
+    /// The volume: its URL, or any path inside it where it is mounted or attached.
+    pub volume: OsString,
+    /// The snapshot, for `create` and `delete`.
+    pub name: Option<String>,
+    /// The key of an encrypted volume that is not mounted on this host.
+    #[arg(long, value_name = "FILE")]
+    pub encrypt_key_file: Option<PathBuf>,
+    /// For programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `clone-volume`.
+#[derive(Debug, Args)]
+pub struct CloneVolumeArgs {
+    /// The volume, as for `format`.
+    pub url: String,
+    /// Its snapshot.
+    pub name: String,
+    /// The new volume: another prefix in the same bucket.
+    pub new_url: String,
+    /// For programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What becomes of a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SnapshotAction {
+    /// Make one of everything that was written so far.
+    Create,
+    /// Show all, the oldest first.
+    List,
+    /// Delete one.
+    Delete,
 }
 
 /// Whose volumes are meant.

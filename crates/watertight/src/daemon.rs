@@ -18,6 +18,7 @@ pub mod event;
 pub mod figures;
 pub mod mount;
 pub mod mounted_volume;
+mod snapshots;
 pub mod stalls;
 pub mod store;
 pub mod supervisor;

@@ -105,8 +105,17 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::ChangeKey(args) => verbs::change_key::run(args)?,
         #[cfg(feature = "objects")]
         Verb::Gc(args) => verbs::gc::run(args)?,
+        #[cfg(feature = "objects")]
+        Verb::Snapshot(args) => verbs::snapshot::run(args)?,
+        #[cfg(feature = "objects")]
+        Verb::CloneVolume(args) => verbs::clone_volume::run(args)?,
         #[cfg(not(feature = "objects"))]
-        Verb::Format(_) | Verb::Info(_) | Verb::ChangeKey(_) | Verb::Gc(_) => {
+        Verb::Format(_)
+        | Verb::Info(_)
+        | Verb::ChangeKey(_)
+        | Verb::Gc(_)
+        | Verb::Snapshot(_)
+        | Verb::CloneVolume(_) => {
             return Err(object_volumes::absent());
         }
         Verb::Umount(args) => umount::run(args)?,

@@ -69,6 +69,8 @@ pub struct ObjectOptions {
     pub takeover: bool,
     /// The host whose journal may be given up.
     pub abandon: Option<String>,
+    /// The snapshot to show.
+    pub snapshot: Option<String>,
     /// The file with the key.
     pub key_file: Option<PathBuf>,
     /// The directory of the disk cache.
@@ -92,7 +94,8 @@ pub(crate) fn open(
     read_only: bool,
     mountpoint: &Path,
 ) -> store::Result<Arc<dyn Store>> {
-    let ObjectOptions { takeover, abandon, key_file, disk_cache, disk_cache_bytes } = options.clone();
+    let ObjectOptions { takeover, abandon, snapshot, key_file, disk_cache, disk_cache_bytes } =
+        options.clone();
     let bytes_max = disk_cache_bytes.unwrap_or(DISK_CACHE_BYTES);
     let disk_cache = disk_cache.map(|dir| objects::DiskCacheOptions { dir, bytes_max });
     // One in memory is this process's own, and not read by others.
@@ -103,7 +106,8 @@ pub(crate) fn open(
         made.or_else(|error| if error.kind() == store::ErrorKind::Exists { Ok(()) } else { Err(error) })?;
     }
     let mountpoint = crate::term::shown::exact(mountpoint);
-    let options = objects::OpenOptions { mountpoint, takeover, abandon, read_only, key_file, disk_cache };
+    let options =
+        objects::OpenOptions { mountpoint, takeover, abandon, read_only, snapshot, key_file, disk_cache };
     objects::open(url, &options)
 }
 

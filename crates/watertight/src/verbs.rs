@@ -3,7 +3,7 @@
 //! | module | verb |
 //! |---|---|
 //! | `umount`, `one_of_several`, `ended` | `umount`; of one of several mounts; how a volume ended |
-//! | `format`, `info`, `change_key`, `gc` | those of their names: volumes on object storage, mounted or not |
+//! | `format`, `info`, `change_key`, `gc`, `snapshot`, `clone_volume` | those of their names: volumes on object storage, mounted or not |
 //! | `attach`, `clone` | `attach`, `detach`, `move`; `clone` |
 //! | `sync`, `status`, `events`, `wait`, `limit`, `top`, `demo`, `bench`, `man_pages` | those of their names |
 //! | `mount_helpers` | `install-helpers`, and the helpers that mount(8) and umount(8) call |
@@ -13,6 +13,8 @@ pub mod bench;
 #[cfg(feature = "objects")]
 pub mod change_key;
 pub mod clone;
+#[cfg(feature = "objects")]
+pub mod clone_volume;
 pub mod demo;
 pub mod ended;
 pub mod events;
@@ -26,6 +28,8 @@ pub mod limit;
 pub mod man_pages;
 pub mod mount_helpers;
 pub mod one_of_several;
+#[cfg(feature = "objects")]
+pub mod snapshot;
 pub mod status;
 pub mod sync;
 pub mod top;

@@ -22,7 +22,7 @@ use store::{Error, ErrorKind, Result};
 use super::cache::TableCache;
 use super::slate::{first_rows, path_below, plain};
 use super::sums::Sums;
-use super::{Batch, Engine};
+use super::{Batch, Engine, Snapshot};
 use crate::codec::Codec;
 use crate::engine_blocks::Blocks;
 use crate::log::{Replay, Rows};
@@ -43,15 +43,35 @@ impl fmt::Debug for ReadEngine {
 impl ReadEngine {
     /// Opens the newest tables with what `log` has read.
     pub(crate) async fn open(
-        (store, root): (Arc<dyn ObjectStore>, &Path),
+        bucket: (Arc<dyn ObjectStore>, &Path),
         codec: Codec,
         log: Replay,
     ) -> Result<Self> {
-        let options = DbReaderOptions { manifest_poll_interval: POLL, ..DbReaderOptions::default() };
         let last = log.next() - 1;
         let log = LogReader { last, rows: log.into_rows().0.into() };
+        Self::open_at(DbReaderMode::FollowLatest, bucket, codec, log).await
+    }
+
+    /// Opens a snapshot.
+    pub(crate) async fn open_snapshot(
+        bucket: (Arc<dyn ObjectStore>, &Path),
+        codec: Codec,
+        snapshot: &Snapshot,
+    ) -> Result<Self> {
+        // All its rows are in tables.
+        let (mode, log) = (DbReaderMode::Checkpoint(snapshot.checkpoint.id), LogReader::default());
+        Self::open_at(mode, bucket, codec, log).await
+    }
+
+    async fn open_at(
+        mode: DbReaderMode,
+        (store, root): (Arc<dyn ObjectStore>, &Path),
+        codec: Codec,
+        log: LogReader,
+    ) -> Result<Self> {
+        let options = DbReaderOptions { manifest_poll_interval: POLL, ..DbReaderOptions::default() };
         let reader = DbReader::builder(path_below(root), store)
-            .with_reader_mode(DbReaderMode::FollowLatest)
+            .with_reader_mode(mode)
             .with_options(options)
             .with_db_cache(Arc::new(TableCache::default()), 0)
             .with_merge_operator(Arc::new(Sums))
@@ -89,6 +109,7 @@ impl Engine for ReadEngine {
 }
 
 /// The part of the log that was read.
+#[derive(Default)]
 struct LogReader {
     /// The number of the last object.
     last: u64,

@@ -1,5 +1,6 @@
 //! The engine is SlateDB, with the commit log as its write-ahead log.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use object_store::path::Path;
 use parking_lot::Mutex;
 use slatedb::admin::AdminBuilder;
 use slatedb::config::{DbReaderOptions, FlushOptions, FlushType, ScanOptions, Settings};
-use slatedb::{Db, DbIterator, DbReader, DbReaderMode, WriteBatch};
+use slatedb::{Db, DbIterator, DbReader, DbReaderMode, PathResolver, VersionedManifest, WriteBatch};
 use store::{Error, ErrorKind, Result};
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinHandle;
@@ -27,6 +28,7 @@ use crate::codec::Codec;
 use crate::engine_blocks::Blocks;
 use crate::limited::TOO_SHORT;
 use crate::log::{CommitLog, LogInit, Replay};
+use crate::parents::Parents;
 use crate::rows::{self, Totals, Usage};
 
 /// Rows in memory before they become a table.
@@ -36,13 +38,20 @@ const COMMITS: usize = 4;
 
 /// SlateDB.
 pub(crate) struct SlateEngine {
-    db: Db,
-    log: Arc<CommitLog>,
+    pub(super) db: Db,
+    pub(super) log: Arc<CommitLog>,
     pub(super) store: Arc<dyn ObjectStore>,
+    pub(super) root: Path,
     pub(super) path: Path,
     pub(super) clock: Arc<Clock>,
     /// Held while tables are merged, and while it is read which of them are in use.
     pub(super) turn: Arc<AsyncMutex<()>>,
+    /// Held while a snapshot is made: what it needs is not known before it is there.
+    pub(crate) making: AsyncMutex<()>,
+    /// The manifest that the volume began with: snapshots of earlier ones are its parent's.
+    pub(super) begun_with: u64,
+    /// The tables of manifests that snapshots keep.
+    pub(super) kept: Mutex<BTreeMap<u64, Arc<Vec<String>>>>,
     /// Ends the merging of tables.
     stop: CancellationToken,
     merging: Mutex<Option<JoinHandle<()>>>,
@@ -58,8 +67,22 @@ impl fmt::Debug for SlateEngine {
 const PUT_BACK: &str = "put the object back as it was, and everything is there";
 
 /// Where the engine's objects are.
-pub(super) fn path_below(root: &Path) -> Path {
+pub(crate) fn path_below(root: &Path) -> Path {
     root.clone().join("meta")
+}
+
+/// The names of the tables of the manifest with this number.
+pub(crate) async fn tables_of(store: Arc<dyn ObjectStore>, root: &Path, number: u64) -> Result<Vec<String>> {
+    let path = path_below(root);
+    let admin = AdminBuilder::new(path.clone(), store).with_system_clock(Arc::new(Clock::default())).build();
+    let Some(manifest) = admin.read_manifest(Some(number)).await.map_err(|error| plain(&error))? else {
+        let detail =
+            format!("manifest {number} below {path}, which a snapshot needs, is missing; {PUT_BACK}");
+        return Err(Error::with(ErrorKind::Io, "metadata", detail));
+    };
+    let names = PathResolver::new(path, &manifest);
+    let views = manifest.all_sst_views().map(|view| names.sst_path(&view.sst.id));
+    Ok(views.map(|path| path.filename().unwrap_or_default().to_owned()).collect())
 }
 
 /// What the newest manifest says.
@@ -71,11 +94,21 @@ pub(crate) struct LastManifest {
     pub(crate) replay_after: u64,
 }
 
-/// The newest manifest; `None`: there is none.
-pub(crate) async fn last_manifest(store: Arc<dyn ObjectStore>, root: &Path) -> Result<Option<LastManifest>> {
+impl LastManifest {
+    /// That of a clone, whose log begins behind its parent's.
+    pub(crate) fn behind(self, parents: &Parents) -> Self {
+        Self { replay_after: self.replay_after.max(parents.log()), ..self }
+    }
+}
+
+/// The newest manifest, read; `None`: there is none.
+pub(super) async fn newest_manifest(
+    store: Arc<dyn ObjectStore>,
+    root: &Path,
+) -> Result<Option<VersionedManifest>> {
     let admin =
         AdminBuilder::new(path_below(root), store).with_system_clock(Arc::new(Clock::default())).build();
-    let manifest = admin.read_manifest(None).await.map_err(|error| match error.kind() {
+    admin.read_manifest(None).await.map_err(|error| match error.kind() {
         // The engine does not say which of its files it read.
         slatedb::ErrorKind::Internal | slatedb::ErrorKind::Data => {
             tracing::debug!(%error, "the newest manifest cannot be read");
@@ -83,7 +116,12 @@ pub(crate) async fn last_manifest(store: Arc<dyn ObjectStore>, root: &Path) -> R
             Error::with(ErrorKind::Io, "metadata", detail)
         }
         _ => plain(&error),
-    })?;
+    })
+}
+
+/// The newest manifest; `None`: there is none.
+pub(crate) async fn last_manifest(store: Arc<dyn ObjectStore>, root: &Path) -> Result<Option<LastManifest>> {
+    let manifest = newest_manifest(store, root).await?;
     Ok(manifest.map(|manifest| LastManifest {
         epoch: manifest.writer_epoch(),
         replay_after: manifest.replay_after_wal_id(),
@@ -136,7 +174,7 @@ impl SlateEngine {
             ..Settings::default()
         };
         let clock = Arc::new(Clock::default());
-        let path = path_below(root);
+        let (root, path) = (root.clone(), path_below(root));
         let turn = Arc::new(AsyncMutex::new(()));
         let merging = Compaction {
             store: Arc::clone(&store),
@@ -165,7 +203,21 @@ impl SlateEngine {
             merging.run(&db, &stop).await;
         }
         let merging = tokio::spawn(merging.keep(db.clone(), stop.clone()));
-        Ok(Self { db, log, store, path, clock, turn, stop, merging: Mutex::new(Some(merging)) })
+        let (making, kept, begun_with) = (AsyncMutex::new(()), Mutex::default(), log.parents().manifest());
+        Ok(Self {
+            db,
+            log,
+            store,
+            root,
+            path,
+            clock,
+            turn,
+            making,
+            begun_with,
+            kept,
+            stop,
+            merging: Mutex::new(Some(merging)),
+        })
     }
 
     pub(super) async fn flush(&self, what: FlushOptions) -> Result<()> {
@@ -173,7 +225,7 @@ impl SlateEngine {
     }
 
     /// A failure, by its cause in the log if there is one.
-    fn failed(&self, error: &slatedb::Error) -> Error {
+    pub(super) fn failed(&self, error: &slatedb::Error) -> Error {
         self.log.failure().unwrap_or_else(|| {
             let plain = plain(error);
             if is_damage(error) {

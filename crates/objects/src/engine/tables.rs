@@ -1,9 +1,10 @@
-//! The engine's tables that are garbage: those that neither the newest manifest nor a merge names.
+//! The engine's tables that are garbage: those that neither the newest manifest nor a merge names, nor
+//! the manifest of a snapshot.
 //!
 //! Manifests stay, small as they are: of a writer that was stopped, the engine knows by them that it
 //! is not the last.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use object_store::path::Path;
@@ -11,8 +12,10 @@ use slatedb::PathResolver;
 use slatedb::admin::{Admin, AdminBuilder};
 use slatedb::config::{FlushOptions, FlushType};
 use store::Result;
+use sync::mutant::is_on;
 
-use super::slate::{SlateEngine, plain};
+use super::slate::{SlateEngine, plain, tables_of};
+use super::snapshots::Snapshot;
 use crate::bucket::Bucket;
 
 /// What the engine's state in the bucket is.
@@ -23,6 +26,8 @@ pub(crate) struct Records {
     pub(crate) replay_after: u64,
     /// The number of the newest manifest: while it is the same, there is no other garbage.
     pub(crate) newest: u64,
+    /// The oldest first.
+    pub(crate) snapshots: Vec<Snapshot>,
     /// The tables that are in use, by their names.
     tables: HashSet<String>,
 }
@@ -35,7 +40,7 @@ impl Records {
 }
 
 impl SlateEngine {
-    fn admin(&self) -> Admin {
+    pub(super) fn admin(&self) -> Admin {
         AdminBuilder::new(self.path.clone(), Arc::clone(&self.store))
             .with_system_clock(Arc::clone(&self.clock) as _)
             .build()
@@ -55,12 +60,41 @@ impl SlateEngine {
             let made = merge.output_ssts();
             tables.extend(made.iter().chain(parts).map(|table| name(names.sst_path(&table.id))));
         }
+        let kept: BTreeSet<_> = manifest
+            .checkpoints()
+            .iter()
+            .map(|kept| kept.manifest_id)
+            .filter(|number| *number > self.begun_with)
+            .collect();
+        for tables_of in self.kept_tables(&kept).await? {
+            tables.extend(tables_of.iter().cloned());
+        }
         Ok(Records {
+            snapshots: Snapshot::all(manifest.checkpoints(), self.begun_with),
             epoch: manifest.writer_epoch(),
             replay_after: manifest.replay_after_wal_id(),
             newest: manifest.id(),
             tables,
         })
+    }
+
+    /// The tables of the manifests with these numbers, which snapshots keep.
+    async fn kept_tables(&self, kept: &BTreeSet<u64>) -> Result<Vec<Arc<Vec<String>>>> {
+        if is_on("garbage-table-of-a-snapshot") {
+            return Ok(Vec::new());
+        }
+        self.kept.lock().retain(|number, _| kept.contains(number));
+        let mut tables = Vec::new();
+        for &number in kept {
+            let known = self.kept.lock().get(&number).cloned();
+            let tables_of = match known {
+                Some(tables_of) => tables_of,
+                None => Arc::new(tables_of(Arc::clone(&self.store), &self.root, number).await?),
+            };
+            self.kept.lock().insert(number, Arc::clone(&tables_of));
+            tables.push(tables_of);
+        }
+        Ok(tables)
     }
 
     /// The names of tables that `records` have no use for. Some may be on their way into the next

@@ -10,16 +10,16 @@ use crate::readers::Mark;
 
 const ROOT: ObjectId = ObjectId::ROOT;
 
-pub(super) fn bucket(objects: &Arc<InMemory>) -> Bucket {
+pub(crate) fn bucket(objects: &Arc<InMemory>) -> Bucket {
     Bucket::new(Arc::clone(objects) as _, "v".into())
 }
 
-pub(super) async fn open(objects: &Arc<InMemory>, nonce: u8) -> Arc<Mounted> {
+pub(crate) async fn open(objects: &Arc<InMemory>, nonce: u8) -> Arc<Mounted> {
     let last = Mounted::last_manifest(&bucket(objects)).await.unwrap();
     Mounted::open(bucket(objects), last, MountOptions::plain(4, [nonce; 16])).await.unwrap()
 }
 
-pub(super) fn collector(mounted: &Mounted, passes: u32) -> Collector {
+pub(crate) fn collector(mounted: &Mounted, passes: u32) -> Collector {
     mounted.collector(Timing { passes, ..Timing::default() }).unwrap()
 }
 
@@ -27,7 +27,7 @@ fn name(name: &str) -> Name<'_> {
     Name::new(name.as_ref()).unwrap()
 }
 
-pub(super) async fn make(tree: &Arc<Tree>, file: &str) -> Pin {
+pub(crate) async fn make(tree: &Arc<Tree>, file: &str) -> Pin {
     let creator = Creator { uid: 0, gid: 0, umask: 0 };
     let what = NewNode::Special { kind: FileType::Regular, rdev: 0 };
     let made = tree.make(ROOT, name(file), what, 0o644, creator).await.unwrap();
@@ -36,7 +36,7 @@ pub(super) async fn make(tree: &Arc<Tree>, file: &str) -> Pin {
     pin
 }
 
-pub(super) async fn write(tree: &Arc<Tree>, pin: &Pin, byte: u8, len: usize) {
+pub(crate) async fn write(tree: &Arc<Tree>, pin: &Pin, byte: u8, len: usize) {
     tree.write_at(pin, &[IoSlice::new(&vec![byte; len])], 0).await.unwrap();
     tree.sync_file(pin).await.unwrap();
 }
@@ -68,7 +68,7 @@ pub(crate) async fn assert_counted(tree: &Tree) -> Result<()> {
     Ok(())
 }
 
-pub(super) const LARGE: usize = 300_000;
+pub(crate) const LARGE: usize = 300_000;
 
 #[tokio::test]
 async fn what_is_replaced_and_deleted_leaves_the_bucket_and_what_is_in_use_stays() {

@@ -27,7 +27,7 @@ pub(crate) struct LogInit {
 #[async_trait]
 impl WriterInit for LogInit {
     async fn fence_and_init(&self, manifest: &mut WriterManifest) -> Result<WriterInitResult, WalError> {
-        let (epoch, after) = (manifest.epoch(), manifest.replay_after_wal_id());
+        let (epoch, after) = (manifest.epoch(), manifest.replay_after_wal_id().max(self.log.parents().log()));
         let earlier = self.earlier.lock().take().filter(|earlier| earlier.after() == after);
         let is_read = earlier.is_some();
         let mut replay = earlier.unwrap_or_else(|| self.log.replay(after));

@@ -17,6 +17,7 @@ use tokio::runtime::Runtime;
 
 use super::faults::{FaultyObjects, Random, World};
 use super::model::{Content, Model, Seen};
+use super::snapshots::Snapshots;
 use crate::bucket::{Bucket, Patience};
 use crate::garbage::Timing;
 use crate::garbage::tests::assert_counted;
@@ -49,6 +50,8 @@ pub(super) struct Volume {
     pub(super) window: u64,
     /// Who began to take the volume, in this order.
     takers: Arc<Mutex<Vec<Arc<Taker>>>>,
+    /// Those that holders make; none: they make none.
+    snapshots: Option<Snapshots>,
 }
 
 /// A process that takes the volume.
@@ -86,8 +89,15 @@ impl Taker {
 }
 
 impl Volume {
-    pub(super) fn new(world: Arc<World>, window: u64) -> Self {
-        Self { world, window, takers: Arc::default() }
+    pub(super) fn new(world: Arc<World>, window: u64, snapshots: Option<Snapshots>) -> Self {
+        Self { world, window, takers: Arc::default(), snapshots }
+    }
+
+    /// A process's way to the bucket.
+    fn bucket(&self, number: u8, is_cut: &Arc<AtomicBool>) -> Bucket {
+        let objects = FaultyObjects::new(&self.world, Arc::clone(is_cut));
+        let bucket = Bucket::new(Arc::new(objects), "v".into());
+        bucket.seeded(number.into()).with_patience(Patience::UntilStopped)
     }
 
     /// Those that held the volume, by their epochs.
@@ -125,9 +135,8 @@ impl Volume {
     }
 
     /// Opens the volume; `None`: another process has taken it meanwhile.
-    async fn open(&self, taker: &Taker, is_cut: Arc<AtomicBool>) -> Option<Arc<Mounted>> {
-        let bucket = Bucket::new(Arc::new(FaultyObjects::new(&self.world, is_cut)), "v".into());
-        let bucket = bucket.seeded(taker.number.into()).with_patience(Patience::UntilStopped);
+    async fn open(&self, taker: &Taker, is_cut: &Arc<AtomicBool>) -> Option<Arc<Mounted>> {
+        let bucket = self.bucket(taker.number, is_cut);
         let garbage = Timing { every: Duration::from_secs(1), passes: 1, left_alone: 0 };
         let options = MountOptions { garbage, ..MountOptions::plain(self.window, [taker.number; 16]) };
         let last = Mounted::last_manifest(&bucket).await;
@@ -214,8 +223,9 @@ struct Life {
 
 impl Life {
     async fn live(mut self, is_cut: Arc<AtomicBool>) {
-        let Some(mounted) = self.volume.open(&self.taker, is_cut).await else { return };
-        if let Err(error) = self.hold(&mounted).await {
+        let Some(mounted) = self.volume.open(&self.taker, &is_cut).await else { return };
+        let bucket = self.volume.bucket(self.taker.number, &is_cut);
+        if let Err(error) = self.hold(&mounted, &bucket).await {
             let (epoch, others) =
                 (self.taker.progress.lock().epoch, self.volume.taken_by_others(&self.taker));
             assert!(others > epoch, "nobody takes the volume over, and it fails: {error}");
@@ -230,7 +240,7 @@ impl Life {
     }
 
     /// Does steps, and syncs in the end; ends early with the first error.
-    async fn hold(&mut self, mounted: &Arc<Mounted>) -> Result<()> {
+    async fn hold(&mut self, mounted: &Arc<Mounted>, bucket: &Bucket) -> Result<()> {
         let tree = mounted.tree();
         let found = observe(tree).await?;
         {
@@ -238,11 +248,23 @@ impl Life {
             progress.model = Model::new(&found, u32::from(self.taker.number) * VERSIONS);
             progress.found = Some(found);
         }
-        for _ in 0..self.random.below(STEPS) {
+        for step in 0..self.random.below(STEPS) {
             self.step(tree).await?;
+            if let Some(snapshots) = &self.volume.snapshots {
+                let name = || format!("{}-{step}", self.taker.number);
+                match self.random.below(12) {
+                    0 => snapshots.make(mounted, name(), self.taker.model(|model| model.now())).await?,
+                    1 => snapshots.delete(mounted, &mut self.random).await?,
+                    2 => snapshots.check(bucket).await?,
+                    _ => {}
+                }
+            }
         }
         tree.sync_all().await?;
         assert_counted(tree).await?;
+        if let Some(snapshots) = &self.volume.snapshots {
+            snapshots.check(bucket).await?;
+        }
         self.change_and_sync(tree).await
     }
 

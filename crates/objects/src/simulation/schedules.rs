@@ -9,10 +9,10 @@ use super::host::{CREATOR, FILE, ROOT, name};
 use super::run;
 use super::tables::{alone, open};
 
-/// Seeds of a test run. With a mutant, as many as it takes until one fails.
-fn seeds() -> std::ops::Range<u64> {
+/// Seeds of a test run, `few` of them. With a mutant, as many as it takes until one fails.
+fn seeds(few: u64) -> std::ops::Range<u64> {
     let given = std::env::var("WATERTIGHT_SCHEDULES").ok().filter(|_| cfg!(shuttle));
-    0..given.and_then(|n| n.parse().ok()).unwrap_or(200)
+    0..given.and_then(|n| n.parse().ok()).unwrap_or(few)
 }
 
 /// Hosts crash, stop, are cut off, and take the volume over from each other: each finds a prefix of
@@ -20,7 +20,14 @@ fn seeds() -> std::ops::Range<u64> {
 /// none fails that was not.
 #[test]
 fn what_was_acknowledged_is_found_by_the_next_holder() {
-    run(seeds());
+    run(seeds(200), false);
+}
+
+/// A snapshot that was acknowledged is there for all later holders until it is deleted, and shows what
+/// was there when it was made, while holders crash, are taken over, and collect garbage.
+#[test]
+fn a_snapshot_shows_what_was_there_when_it_was_made() {
+    run(seeds(50), true);
 }
 
 /// Seeds that once failed. In 1549 an fsync beside a truncation found that the truncation had dropped
@@ -29,7 +36,7 @@ fn what_was_acknowledged_is_found_by_the_next_holder() {
 #[test]
 fn seeds_that_failed_once_pass() {
     for seed in [124, 1549, 52_429, 54_742, 55_390, 11_486, 207_470, 208_433] {
-        run(seed..seed + 1);
+        run(seed..seed + 1, false);
     }
 }
 
@@ -83,6 +90,13 @@ fn a_volume_that_keeps_no_order_is_caught() {
     assert_caught(test, &["fsync-without-its-data"], LOST);
     // Garbage.
     assert_caught_by_any(test, &["garbage-not-durable"], &[LOST, FAILS, OWN, GONE]);
+    // Snapshots.
+    const UNREADABLE: &str = "a snapshot cannot be read that nobody deletes";
+    const OTHER: &str = "a snapshot shows something else";
+    let test = "simulation::schedules::a_snapshot_shows_what_was_there_when_it_was_made";
+    assert_caught(test, &["garbage-segment-of-a-snapshot"], UNREADABLE);
+    assert_caught(test, &["garbage-table-of-a-snapshot"], UNREADABLE);
+    assert_caught(test, &["snapshot-before-its-data"], OTHER);
     let test = "simulation::schedules::an_fsync_uploads_its_own_data";
     assert_caught(test, &["fsync-of-all-files"], "an fsync uploads another file's data");
 }

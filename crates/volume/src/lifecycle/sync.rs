@@ -55,6 +55,13 @@ impl Volume {
         self.end_sync(failed)
     }
 
+    /// The snapshots of its store; `None`: it keeps none. One that is made shows what a sync before
+    /// has written.
+    #[must_use]
+    pub fn snapshots(&self) -> Option<&dyn store::Snapshots> {
+        self.core.store.snapshots()
+    }
+
     fn sync_as(&self, who: &CgroupPath, cancel: Option<&Cancel>) -> Result<()> {
         let core = &self.core;
         let scope = core.bdi.throttle().isolation_of(who);

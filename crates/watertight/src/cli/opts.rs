@@ -145,6 +145,7 @@ pub const VALID: &[(&str, &str)] = &[
     ("stall_after=TIME", "a store that does not answer a call for this long is stalled [5s]"),
     ("takeover", "object storage: take the volume from a holder that does not answer for 15 s"),
     ("abandon=HOST", "object storage: take it although only this host's journal has some of its data"),
+    ("snapshot=NAME", "object storage: show this snapshot of the volume, read-only, and hold nothing"),
     ("encrypt-key-file=FILE", "object storage: the key of an encrypted volume; an absolute path"),
     ("disk_cache=DIR", "object storage: keep what was read or written on this host's disk, for later mounts"),
     ("disk_cache_size=SIZE", "the bound of the volume's part of that [10G]"),
@@ -172,7 +173,7 @@ pub fn refused(name: &str) -> Option<&'static str> {
 
 /// The help that follows the arguments of `attach`.
 pub const ATTACH_HELP: &str = "Options for -o: ro, rw, cache=SIZE, flushers=N, dirty_after=TIME, dirty_max=SIZE, \
-flush_on_close, drain_timeout=TIME, sync_policy=POLICY, limit=CGROUP:LIMIT[:LIMIT], stall_after=TIME, takeover, abandon=HOST, encrypt-key-file=FILE, disk_cache=DIR, disk_cache_size=SIZE, as for `mount`.\n\n\
+flush_on_close, drain_timeout=TIME, sync_policy=POLICY, limit=CGROUP:LIMIT[:LIMIT], stall_after=TIME, takeover, abandon=HOST, snapshot=NAME, encrypt-key-file=FILE, disk_cache=DIR, disk_cache_size=SIZE, as for `mount`.\n\n\
 Examples:\n  \
 watertight attach /srv/project /mnt/data/project\n  \
 watertight attach -o ro,cache=64M dir:/srv/archive /mnt/data/archive\n  \
@@ -183,8 +184,8 @@ The last one shows a directory of the mountpoint in a second place.\n\
  Credentials for object storage are those in the environment of the mount process.";
 
 /// Options of volumes on object storage.
-const OF_OBJECT_STORAGE: [&str; 5] =
-    ["takeover", "abandon", "encrypt-key-file", "disk_cache", "disk_cache_size"];
+const OF_OBJECT_STORAGE: [&str; 6] =
+    ["takeover", "abandon", "snapshot", "encrypt-key-file", "disk_cache", "disk_cache_size"];
 
 /// Options that are of a mountpoint, and not of a volume.
 const OF_THE_MOUNTPOINT: [&str; 16] = [
@@ -274,6 +275,12 @@ impl MountOptions {
         if options.objects.disk_cache_bytes.is_some() && options.objects.disk_cache.is_none() {
             return Err(wrong_option("disk_cache_size needs a cache that has it: give disk_cache=DIR too"));
         }
+        if options.objects.snapshot.is_some() {
+            if options.read_only == Some(false) {
+                return Err(wrong_option("snapshot: nothing can be written to a snapshot; leave rw out"));
+            }
+            options.read_only = Some(true);
+        }
         Ok(options)
     }
 
@@ -329,6 +336,15 @@ impl MountOptions {
                     return Err(wrong("give the name of a host, as `watertight info` shows it".to_owned()));
                 }
                 self.objects.abandon = Some(host.to_owned());
+            }
+            "snapshot" => {
+                let name = needed()?;
+                if name.is_empty() {
+                    return Err(wrong(
+                        "give the name of a snapshot, as `watertight snapshot list` shows it".to_owned(),
+                    ));
+                }
+                self.objects.snapshot = Some(name.to_owned());
             }
             "encrypt-key-file" => {
                 let path = PathBuf::from(needed()?);
@@ -499,6 +515,8 @@ mod tests {
             ("limit=/a:wbps=fast", "wbps=fast"),
             ("limit=/a:speed=1", "there are rbps"),
             ("abandon=", "the name of a host"),
+            ("snapshot=", "the name of a snapshot"),
+            ("rw,snapshot=a", "nothing can be written to a snapshot"),
             ("encrypt-key-file=key", "an absolute path"),
             ("takeover=1", "no mount option takeover=1"),
             ("cgroup=", "auto, v2, off, or the name"),
@@ -512,6 +530,8 @@ mod tests {
 
     #[test]
     fn options_of_object_storage_are_refused_elsewhere() {
+        let snapshot = MountOptions::parse(&["snapshot=a b".to_owned()]).unwrap();
+        assert_eq!((snapshot.objects.snapshot.as_deref(), snapshot.read_only), (Some("a b"), Some(true)));
         let given = ["cache=64M,takeover".to_owned(), "abandon=a,encrypt-key-file=/k".to_owned()];
         let options = MountOptions::parse(&given).unwrap().objects;
         assert_eq!((options.takeover, options.abandon.as_deref()), (true, Some("a")));

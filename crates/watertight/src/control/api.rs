@@ -4,6 +4,7 @@
 mod attach;
 mod clone;
 mod ended;
+mod snapshots;
 mod state;
 mod store_requests;
 
@@ -22,6 +23,7 @@ use crate::term::units;
 pub use attach::{AttachReply, AttachRequest, DetachReply, DetachRequest, MoveReply, MoveRequest};
 pub use clone::{CloneReply, CloneRequest, CloneStatus, LeaveReply, LeaveRequest, Propagation};
 pub use ended::{Ended, FILES_NAMED_MAX, FileError, Unwritten};
+pub use snapshots::{Snapshot, SnapshotsReply, SnapshotsRequest};
 pub use state::{State, UmountKind};
 pub use store_requests::{DiskCache, Latency, StoreRequestKind, StoreRequests, Unanswered};
 

@@ -27,8 +27,8 @@ use tokio::task::JoinSet;
 
 use super::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, ErrorReply, LeaveReply,
-    LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Status, Synced, UmountReply, UmountRequest,
-    WaitReply,
+    LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, SnapshotsReply, SnapshotsRequest, Status,
+    Synced, UmountReply, UmountRequest, WaitReply,
 };
 use super::events::Event;
 use crate::control::volume_id::VolumeId;
@@ -270,6 +270,14 @@ impl Client {
     /// See [`CallError`].
     pub fn leave(&self, request: &LeaveRequest) -> Result<LeaveReply, CallError> {
         self.call(Method::POST, "/v1/leave", request, None)
+    }
+
+    /// Makes, deletes or lists snapshots; takes as long as it takes.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn snapshots(&self, request: &SnapshotsRequest) -> Result<SnapshotsReply, CallError> {
+        self.call(Method::POST, "/v1/snapshots", request, None)
     }
 
     /// Waits until the volume ended, at most for `timeout`.

@@ -52,6 +52,7 @@ enum Call {
     Move,
     Clone,
     Leave,
+    Snapshots,
 }
 
 /// A call that the server takes.
@@ -69,7 +70,7 @@ const fn route(method: Method, path: &'static str, call: Call) -> Route {
 }
 
 /// All calls.
-pub static ROUTES: [Route; 16] = [
+pub static ROUTES: [Route; 17] = [
     route(Method::GET, "/healthz", Call::Health),
     route(Method::GET, "/metrics", Call::Metrics),
     route(Method::GET, "/v1/openapi.json", Call::OpenApi),
@@ -86,6 +87,7 @@ pub static ROUTES: [Route; 16] = [
     route(Method::POST, "/v1/move", Call::Move),
     route(Method::POST, "/v1/clone", Call::Clone),
     route(Method::POST, "/v1/leave", Call::Leave),
+    route(Method::POST, "/v1/snapshots", Call::Snapshots),
 ];
 
 pub(super) type Reply = Response<Either<Full<Bytes>, Stream>>;
@@ -157,6 +159,9 @@ pub(super) async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Resul
         Call::Leave => {
             let kind = |body: &LeaveRequest| CallKind::of(body.how);
             with_body(request, &peer, kind, move |body| service.leave(body)).await
+        }
+        Call::Snapshots => {
+            with_body(request, &peer, |_| CallKind::Tree, move |body| service.snapshots(body)).await
         }
     })
 }

@@ -6,7 +6,8 @@ use tokio::sync::watch;
 
 use super::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, LeaveReply,
-    LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Status, Synced, UmountReply, UmountRequest,
+    LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, SnapshotsReply, SnapshotsRequest, Status,
+    Synced, UmountReply, UmountRequest,
 };
 use super::volume_id::VolumeId;
 
@@ -76,6 +77,13 @@ pub trait Service: Send + Sync + 'static {
     /// Why not, in words.
     fn leave(&self, _request: LeaveRequest) -> Result<LeaveReply, String> {
         Err(NO_MOUNTPOINT.to_owned())
+    }
+    /// Makes, deletes or lists snapshots of its store.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn snapshots(&self, _request: SnapshotsRequest) -> Result<SnapshotsReply, String> {
+        Err("its store keeps no snapshots".to_owned())
     }
     /// Receives how the volume ended, when it has.
     fn ended(&self) -> watch::Receiver<Option<Ended>>;

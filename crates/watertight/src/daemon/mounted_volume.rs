@@ -18,11 +18,12 @@ use super::attachments::Attachments;
 use super::connection::{AtomicConnectionState, ConnectionState};
 use super::event::SupervisorEvent;
 use super::figures::{emit_end, ended_with, limit, limits, micros, state_of, with_mount};
+use super::snapshots::snapshots;
 use super::volume_info::VolumeInfo;
 use crate::control::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, LeaveReply,
-    LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Requests, State, Status, Synced, UmountKind,
-    UmountReply, UmountRequest,
+    LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Requests, SnapshotsReply, SnapshotsRequest,
+    State, Status, Synced, UmountKind, UmountReply, UmountRequest,
 };
 use crate::control::service::Service;
 use crate::control::volume_id::VolumeId;
@@ -207,6 +208,10 @@ impl Service for MountedVolume {
             self.volume.sync_all().map_err(|error| error.to_string())?;
         }
         self.attachments.leave(&request)
+    }
+
+    fn snapshots(&self, request: SnapshotsRequest) -> Result<SnapshotsReply, String> {
+        snapshots(&self.volume, request)
     }
 
     fn umount(&self, request: UmountRequest) -> Result<UmountReply, String> {

@@ -44,10 +44,16 @@ fn page(info: &Info) -> String {
         _ if info.encrypted => "not known without its key: give --encrypt-key-file".to_owned(),
         _ => "not known".to_owned(),
     };
+    let snapshots = match (info.snapshots.len(), info.snapshots.last()) {
+        (_, None) => "none".to_owned(),
+        (count, Some(last)) => {
+            format!("{count}, the last is {} of {}", last.name.shown(), last.created.shown())
+        }
+    };
     let holder = info.holder.as_ref().map_or_else(|| "nobody: it can be mounted".to_owned(), held);
     format!(
-        "{}\n  id       {}\n  format   version {}, {compression}, {encrypted}\n  made     {}\n  \
-         content  {content}\n  holder   {holder}",
+        "{}\n  id         {}\n  format     version {}, {compression}, {encrypted}\n  made       {}\n  \
+         content    {content}\n  holder     {holder}\n  snapshots  {snapshots}",
         info.url.shown(),
         info.uuid.shown(),
         info.version,
@@ -89,9 +95,10 @@ mod tests {
             bytes: None,
             files: None,
             holder: Some(holder),
+            snapshots: Vec::new(),
         };
         let text = page(&info);
-        assert_eq!(text.lines().count(), 6, "{text}");
+        assert_eq!(text.lines().count(), 7, "{text}");
         assert!(!text.contains('\u{1b}'), "{text:?}");
         for part in ["process 7", "compressed by LZ4, encrypted", "not known without its key"] {
             assert!(text.contains(part), "no {part:?} in {text}");

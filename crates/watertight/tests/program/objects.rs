@@ -5,6 +5,7 @@
 
 mod attributes;
 mod bad_input;
+mod clone_volumes;
 mod disk_cache;
 mod durability;
 mod gc;
@@ -13,6 +14,7 @@ mod keys;
 mod naive_server;
 mod read_only;
 mod requests;
+mod snapshots;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
@@ -501,7 +503,7 @@ fn a_user_without_rights_mounts_it_too() {
          $W umount $M",
     )
     .ok();
-    for what in ["a volume is there now", "ready: file://", "holder   host", "everything is on", "hello"] {
+    for what in ["a volume is there now", "ready: file://", "holder     host", "everything is on", "hello"] {
         assert!(out.stdout.contains(what), "no {what:?} in {}", out.stdout);
     }
 }

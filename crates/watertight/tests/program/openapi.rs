@@ -18,8 +18,8 @@ use tokio::sync::watch;
 use volume::events::{Edge, Event, Events, Life, Limit, What};
 use watertight::control::api::{
     AttachReply, AttachRequest, CgroupLimits, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended,
-    LeaveReply, LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, State, Status, Synced,
-    UmountKind, UmountReply, UmountRequest, Unwritten,
+    LeaveReply, LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Snapshot, SnapshotsReply,
+    SnapshotsRequest, State, Status, Synced, UmountKind, UmountReply, UmountRequest, Unwritten,
 };
 use watertight::control::routes::{OPENAPI, ROUTES};
 use watertight::control::server::Server;
@@ -188,6 +188,17 @@ impl Service for Full {
         }
     }
 
+    fn snapshots(&self, _request: SnapshotsRequest) -> Result<SnapshotsReply, String> {
+        let created = "2026-11-25T12:00:00Z".into();
+        match self.next() {
+            0 => Ok(SnapshotsReply {
+                snapshots: vec![Snapshot { name: "a".into(), created, bytes: 1, files: 2 }],
+            }),
+            1 => Err("there is one already".to_owned()),
+            _ => panic!("as it is meant to"),
+        }
+    }
+
     fn ended(&self) -> watch::Receiver<Option<Ended>> {
         self.ended.subscribe()
     }
@@ -316,7 +327,8 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
     const MOVE: (&str, &str) = ("POST /v1/move", r#"{"from":"a","to":"b"}"#);
     const CLONE: (&str, &str) = ("POST /v1/clone", r#"{"mountpoint":"/b","propagation":"slave"}"#);
     const LEAVE: (&str, &str) = ("POST /v1/leave", r#"{"mountpoint":"/b","how":"lazy"}"#);
-    let rows: [&[(&str, &str)]; 14] = [
+    const SNAPSHOTS: (&str, &str) = ("POST /v1/snapshots", r#"{"action":"create","name":"a"}"#);
+    let rows: [&[(&str, &str)]; 15] = [
         &[("GET /v1/volumes?after=0", ""), ("GET /v1/volumes?after=x.y", "")],
         &[
             ("GET /v1/limits", ""),
@@ -335,6 +347,7 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
         &[MOVE, MOVE, MOVE, ("POST /v1/move", "{}")],
         &[CLONE, CLONE, CLONE, ("POST /v1/clone", "{}")],
         &[LEAVE, LEAVE, LEAVE, ("POST /v1/leave", "{}")],
+        &[SNAPSHOTS, SNAPSHOTS, SNAPSHOTS, ("POST /v1/snapshots", "{}")],
     ];
     let dir = tempfile::tempdir().unwrap();
     for (n, row) in rows.into_iter().enumerate() {

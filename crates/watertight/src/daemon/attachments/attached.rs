@@ -12,11 +12,12 @@ use volume::{DrainReport, Volume, VolumeState};
 use super::types::{Attached, Attachments, Mountpoint};
 use crate::cli::opts::MountOptions;
 use crate::control::api::{
-    DetachRequest, Ended, LimitRequest, Limits, Process, Requests, State, Status, Synced, UmountReply,
-    UmountRequest, now_ms,
+    DetachRequest, Ended, LimitRequest, Limits, Process, Requests, SnapshotsReply, SnapshotsRequest, State,
+    Status, Synced, UmountReply, UmountRequest, now_ms,
 };
 use crate::control::{server::ListenerGuard, service::Service};
 use crate::daemon::figures;
+use crate::daemon::snapshots::snapshots;
 use crate::registry::{Record, Registration};
 use crate::term::shown::{Name, exact};
 
@@ -265,6 +266,10 @@ impl Service for Attached {
             DetachRequest { path, how: request.how, volume, mountpoint: Some(exact(&mountpoint.path)) };
         let reply = all.detach(&request)?;
         Ok(UmountReply { ended: reply.ended, holders: reply.holders })
+    }
+
+    fn snapshots(&self, request: SnapshotsRequest) -> Result<SnapshotsReply, String> {
+        snapshots(&self.volume, request)
     }
 
     fn ended(&self) -> watch::Receiver<Option<Ended>> {

@@ -18,15 +18,24 @@ pub(super) struct Reader {
 
 impl Reader {
     pub(super) fn new(world: &mut World, name: &str) -> Self {
+        Self::with(world, name, "ro")
+    }
+
+    /// With these options.
+    pub(super) fn with(world: &mut World, name: &str, options: &str) -> Self {
         let (mnt, runtime) = (world.rig.root.join(name), world.rig.root.join(format!("run-{name}")));
         fs::create_dir(&mnt).unwrap();
-        let mut command = world.rig.command(&["mount", "-o", "ro", &world.url]);
+        let mut command = world.rig.command(&["mount", "-o", options, &world.url]);
         command.arg(&mnt).env("WATERTIGHT_RUNTIME_DIR", &runtime);
         Self { daemon: world.rig.start(command), mnt, runtime }
     }
 
     pub(super) fn read(&self, name: &str) -> Option<Vec<u8>> {
         fs::read(self.mnt.join(name)).ok()
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.mnt.join(name)
     }
 
     pub(super) fn umount(self, world: &World) -> Out {
