@@ -179,6 +179,21 @@ pub enum Verb {
         writes all data and unmounts all volumes.")]
     Serve(ServeArgs),
 
+    /// Serve volumes to Docker and Podman: the volume plugin `watertight`.
+    #[command(after_help = "Examples:\n  \
+        watertight docker-plugin\n  \
+        docker volume create -d watertight -o source=/srv/data data\n  \
+        docker volume create -d watertight -o source=s3://bucket/prefix -o o=cache=1G data\n  \
+        docker run -v data:/data IMAGE\n\n\
+        Options of a volume: source (a directory, or the URL of a volume on object storage, which is made if it is not there), \
+        o (options of `watertight mount`, separated by commas), size, compress, encrypt-key-file (as for `watertight format`), \
+        read-bps, write-bps, read-iops, write-iops (limits of the volume). Credentials for object storage are those in the plugin's \
+        environment.\n\n\
+        When the last container of a volume has ended, `docker stop` returns when the data is on the store and the store is free. \
+        Mounts are served by processes of their own: the plugin may be restarted at any time. \
+        `docker volume rm` forgets the name; the data stays.")]
+    DockerPlugin(DockerPluginArgs),
+
     /// Wait until a volume is drained and its store is free.
     #[command(after_help = "Examples:\n  \
         watertight wait /mnt/data\n  \
@@ -653,6 +668,17 @@ impl ServeArgs {
     pub const fn serves(&self) -> bool {
         !self.check && !self.example
     }
+}
+
+/// `docker-plugin`.
+#[derive(Debug, Args)]
+pub struct DockerPluginArgs {
+    /// The unix socket that the engine calls; its file's name is the plugin's.
+    #[arg(long, value_name = "PATH", default_value = "/run/docker/plugins/watertight.sock")]
+    pub socket: PathBuf,
+    /// The directory for what is known of the volumes, their mountpoints, and their logs.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/watertight/docker-plugin")]
+    pub state: PathBuf,
 }
 
 /// `wait`.

@@ -5,6 +5,7 @@
 //!         │
 //!         ├─ verbs    umount, attach, status, top, …: ask mount processes, print, end
 //!         ├─ serve    the volumes of a configuration file, a process for each mountpoint
+//!         ├─ containers  volumes for container engines, which call over a socket
 //!         └─ daemon   the mount process: mount, supervise, attach, drain
 //!              │
 //!           registry  the volumes of this host, found by id, path or store
@@ -28,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cli;
+pub mod containers;
 pub mod control;
 pub mod daemon;
 pub mod host;
@@ -86,6 +88,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     let (default, level) = match &cli.verb {
         Verb::Mount(args) => (LogFormat::for_mount(args.log_file.is_some()), "info"),
         Verb::Serve(args) if args.serves() => (LogFormat::for_mount(false), "info"),
+        Verb::DockerPlugin(_) => (LogFormat::for_mount(false), "info"),
         _ => (LogFormat::Text, "warn"),
     };
     logging::start(cli.log_format.unwrap_or(default), cli.log_level.as_deref(), level)?;
@@ -128,6 +131,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Events(args) => events::run(args)?,
         Verb::Wait(args) => wait::run(args)?,
         Verb::Serve(args) => serve::run(args)?,
+        Verb::DockerPlugin(args) => containers::docker::run(args)?,
         Verb::Top(args) => top::run(args)?,
         Verb::Demo(args) => demo::run(args)?,
         Verb::Bench(args) => bench::run(args)?,

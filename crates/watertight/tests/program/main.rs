@@ -17,6 +17,7 @@ mod code_names;
 mod contract;
 mod control;
 mod demo;
+mod docker;
 mod documents;
 mod events;
 mod foreign;

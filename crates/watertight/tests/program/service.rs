@@ -155,7 +155,7 @@ fn systemd_takes_the_units() {
     let mut units: Vec<_> = units.filter(is_unit).collect();
     // A service that a timer starts comes before the timer.
     units.sort();
-    assert_eq!(units.len(), 4, "{units:?}");
+    assert_eq!(units.len(), 5, "{units:?}");
     for path in units {
         let name = path.file_name().unwrap().to_str().unwrap();
         let here = fs::read_to_string(&path).unwrap().replace("/usr/bin/watertight", PROGRAM);

@@ -1,0 +1,344 @@
+//! One volume: what a call does in its turn. All of this blocks, on threads of its own.
+//!
+//! Only the call that has the turn changes the record: it writes the new one to the disk, and then
+//! shows it to others, who look at `state` for a moment and never wait for a call.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sync::Mutex;
+use tokio::runtime::Handle;
+
+use super::Places;
+use super::options::VolumeOptions;
+use super::uses::VolumeRecord;
+use crate::containers::mounts::{self, Mounted};
+use crate::containers::names::VolumeName;
+use crate::containers::program;
+use crate::containers::records::Records;
+use crate::containers::turns::Turns;
+use crate::control::api::now_ms;
+
+/// How soon a volume without uses that is still mounted is unmounted again; twice that the next
+/// time.
+const RETRY: Duration = Duration::from_secs(5);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+/// How long making a volume on object storage may take; then its process is ended.
+const FORMAT_MAX: Duration = Duration::from_secs(600);
+/// Longer than a volume waits for its turn.
+pub(super) const LONG: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// What all volumes have.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) records: Records<VolumeRecord>,
+    pub(super) places: Places,
+    pub(super) boot_id: String,
+    pub(super) runtime: Handle,
+}
+
+/// One volume.
+#[derive(Debug)]
+pub(super) struct Volume {
+    pub(super) name: VolumeName,
+    pub(super) turns: Turns,
+    state: Mutex<VolumeState>,
+    shared: Arc<Shared>,
+}
+
+/// What is known of it.
+#[derive(Debug, Default)]
+pub(super) struct VolumeState {
+    /// None: there is no such volume.
+    pub(super) record: Option<VolumeRecord>,
+    /// What is wrong with its record.
+    pub(super) damaged: Option<String>,
+    /// Why it was last not mounted or not unmounted.
+    pub(super) failure: Option<String>,
+    /// Whether no caller was told of the failure.
+    is_untold: bool,
+    /// Whether an unmount without a caller is to come.
+    is_release_due: bool,
+}
+
+/// Whether the caller of a mount still waits for its answer.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// It waits; nothing is counted yet.
+    #[default]
+    Waits,
+    /// Its use is counted, or about to be.
+    Counted,
+    /// It is gone: nothing is to be counted.
+    Gone,
+}
+
+impl Volume {
+    pub(super) fn new(name: VolumeName, shared: Arc<Shared>) -> Arc<Self> {
+        Arc::new(Self { name, turns: Turns::default(), state: Mutex::default(), shared })
+    }
+
+    /// A volume as its record has it.
+    pub(super) fn loaded(
+        name: VolumeName,
+        record: Result<VolumeRecord, String>,
+        shared: Arc<Shared>,
+    ) -> Arc<Self> {
+        let volume = Self::new(name, shared);
+        {
+            let mut state = volume.state.lock();
+            match record {
+                Ok(mut record) => {
+                    record.in_boot(&volume.shared.boot_id);
+                    state.record = Some(record);
+                }
+                Err(why) => state.damaged = Some(why),
+            }
+        }
+        volume
+    }
+
+    /// Looks at what is known.
+    pub(super) fn look<T>(&self, at: impl FnOnce(&VolumeState) -> T) -> T {
+        at(&self.state.lock())
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        self.shared.places.mounts.join(self.name.as_str())
+    }
+
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.shared.runtime
+    }
+
+    fn log(&self) -> PathBuf {
+        self.shared.places.logs.join(format!("{}.log", self.name))
+    }
+
+    /// Its record.
+    ///
+    /// # Errors
+    /// There is no such volume, or its record is damaged.
+    pub(super) fn record(&self) -> Result<VolumeRecord, String> {
+        let state = self.state.lock();
+        if let Some(why) = &state.damaged {
+            return Err(format!(
+                "the record of volume {} in {} is damaged: {why}; correct or remove the file, and restart the plugin",
+                self.name,
+                self.shared.records.file(&self.name)
+            ));
+        }
+        state.record.clone().ok_or_else(|| no_such(&self.name))
+    }
+
+    fn save(&self, record: VolumeRecord) -> Result<(), String> {
+        self.shared.records.write(&self.name, &record)?;
+        self.state.lock().record = Some(record);
+        Ok(())
+    }
+
+    pub(super) fn create(&self, given: BTreeMap<String, String>) -> Result<(), String> {
+        if self.look(|state| state.record.is_some() || state.damaged.is_some()) {
+            return match self.record()? {
+                record if record.options == given => Ok(()),
+                _ => Err(format!("there is a volume {} already, with other options", self.name)),
+            };
+        }
+        let options = VolumeOptions::parse(&given)?;
+        if options.is_url {
+            make(&options)?;
+        } else {
+            options.check_directory()?;
+        }
+        self.save(VolumeRecord::new(&self.name, given, now_ms(), &self.shared.boot_id))
+    }
+
+    /// Mounts it for `id`.
+    pub(super) fn mount(self: &Arc<Self>, id: &str, claim: &Mutex<Claim>) -> Result<PathBuf, String> {
+        let mut record = self.record()?;
+        super::uses::check_id(id)?;
+        let (options, path) = (VolumeOptions::parse(&record.options)?, self.path());
+        if record.is_used_by(id) && !is_in_use(&path) {
+            // The engine crashed, and knows nothing of the earlier use.
+            record.remove_all_of(id);
+        }
+        let mounted = mounts::mount(&options.spec(), &options.mount, &path, &self.log());
+        if let Err(why) = mounted {
+            let why = format!("volume {} cannot be mounted: {why}", self.name);
+            self.fail(&why, false);
+            return Err(why);
+        }
+        self.state.lock().failure = None;
+        let is_counted = {
+            let mut claim = claim.lock();
+            if *claim == Claim::Waits {
+                *claim = Claim::Counted;
+            }
+            *claim == Claim::Counted
+        };
+        let counted = if is_counted {
+            record.add(id).and_then(|()| self.save(record))
+        } else {
+            Err(format!("nobody waits any more for volume {} to be mounted", self.name))
+        };
+        if counted.is_err() && !self.is_used() {
+            self.release_later();
+        }
+        counted.map(|()| path)
+    }
+
+    /// Unmounts it for `id`; the last unmounts it.
+    pub(super) fn unmount(self: &Arc<Self>, id: &str) -> Result<(), String> {
+        let mut record = self.record()?;
+        // Before anything is unmounted: a plugin that is killed meanwhile goes on where it is started
+        // again.
+        if record.remove_one(id) {
+            self.save(record.clone())?;
+        }
+        if record.is_used() {
+            return Ok(());
+        }
+        // How an unmount ended whose caller did not wait for its end.
+        let untold = {
+            let mut state = self.state.lock();
+            let failure = state.failure.clone().filter(|_| state.is_untold);
+            state.is_untold = false;
+            failure
+        };
+        self.unmount_unused()?;
+        untold.map_or(Ok(()), Err)
+    }
+
+    fn unmount_unused(self: &Arc<Self>) -> Result<(), String> {
+        match mounts::remove(&self.path()) {
+            Ok(()) => {
+                let mut state = self.state.lock();
+                state.failure = state.failure.take().filter(|_| state.is_untold);
+                Ok(())
+            }
+            Err(why) => {
+                let why = format!("volume {} is not unmounted as it should be: {why}", self.name);
+                let is_gone = matches!(Mounted::at(&self.path()), Ok(Mounted::No));
+                self.fail(&why, is_gone);
+                if !is_gone {
+                    self.release_later();
+                }
+                Err(why)
+            }
+        }
+    }
+
+    /// The caller of the last call was told how it ended.
+    pub(super) fn set_told(&self) {
+        self.state.lock().is_untold = false;
+    }
+
+    /// Notes a failure; one that is final and that nobody waited for is told to the next caller.
+    fn fail(&self, why: &str, is_final: bool) {
+        let mut state = self.state.lock();
+        if state.failure.as_deref() != Some(why) {
+            tracing::error!(volume = self.name.as_str(), "{why}");
+        }
+        state.failure = Some(why.to_owned());
+        state.is_untold = is_final;
+    }
+
+    fn is_used(&self) -> bool {
+        self.look(|state| state.record.as_ref().is_some_and(VolumeRecord::is_used))
+    }
+
+    /// A mount whose caller is gone is not a use.
+    pub(super) fn take_back(self: &Arc<Self>, id: &str) {
+        let Ok(mut record) = self.record() else { return };
+        if record.remove_one(id) {
+            let is_used = record.is_used();
+            if let Err(why) = self.save(record) {
+                tracing::error!(volume = self.name.as_str(), "{why}");
+            } else if !is_used {
+                self.release_later();
+            }
+        }
+    }
+
+    /// Has it unmounted later, if it has no uses then.
+    pub(super) fn release_later(self: &Arc<Self>) {
+        if std::mem::replace(&mut self.state.lock().is_release_due, true) {
+            return;
+        }
+        let volume = Arc::clone(self);
+        self.shared.runtime.spawn(async move {
+            let mut pause = RETRY;
+            loop {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(RETRY_MAX);
+                let released = Arc::clone(&volume);
+                let is_done = volume.turns.call("unmounting", LONG, move || released.release()).await;
+                if is_done == Ok(true) {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Returns whether that is done or not wanted any more.
+    fn release(self: &Arc<Self>) -> bool {
+        let is_wanted = !self.is_used() && self.record().is_ok();
+        // It is due, so that a failure makes no further one due.
+        let is_done = !is_wanted || self.unmount_unused().is_ok();
+        if is_done {
+            self.state.lock().is_release_due = false;
+        }
+        is_done
+    }
+
+    /// Forgets it.
+    pub(super) fn remove(self: &Arc<Self>) -> Result<(), String> {
+        let mut record = self.record()?;
+        if record.is_used() {
+            let path = self.path();
+            if is_in_use(&path) {
+                return Err(format!("volume {} is in use: it is mounted {} times", self.name, record.uses()));
+            }
+            // The engine crashed, and no container of it has the volume.
+            record.remove_all();
+            self.save(record)?;
+        }
+        self.unmount_unused()?;
+        self.shared.records.remove(&self.name)?;
+        for log in [self.log(), self.log().with_extension("log.old")] {
+            let _there_was_none = std::fs::remove_file(log);
+        }
+        self.state.lock().record = None;
+        Ok(())
+    }
+}
+
+/// Whether the mount at `path` is in use by anyone.
+fn is_in_use(path: &std::path::Path) -> bool {
+    match Mounted::at(path) {
+        Ok(Mounted::Running(mount, _)) => mounts::is_held(&mount),
+        Ok(Mounted::No | Mounted::Dead) => false,
+        Ok(Mounted::Leaving(_)) | Err(_) => true,
+    }
+}
+
+/// Makes the volume, unless there is one.
+fn make(options: &VolumeOptions) -> Result<(), String> {
+    let call = |verb: &str, more: &[String]| {
+        let mut arguments = vec![verb.to_owned(), "--json".to_owned()];
+        arguments.extend_from_slice(more);
+        arguments.extend(["--".to_owned(), options.source.clone()]);
+        program::run(&arguments, Some(FORMAT_MAX))
+    };
+    if call("info", &options.info).is_ok() {
+        return Ok(());
+    }
+    // Why there is none, it says as well.
+    call("format", &options.format).map(drop)
+}
+
+pub(super) fn no_such(name: &VolumeName) -> String {
+    format!("there is no volume {name}")
+}
