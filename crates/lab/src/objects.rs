@@ -24,7 +24,10 @@ use crate::stats::Histogram;
 use bucket::Server;
 use subject::Subject;
 
-const VARIANTS: [&str; 5] = ["default", "server", "rclone", "juicefs", "juicefs-writeback"];
+const VARIANTS: [&str; 7] =
+    ["default", "server", "journal", "disk", "rclone", "juicefs", "juicefs-writeback"];
+/// Those that an fsync alone is measured of.
+const FSYNC_ALONE: [&str; 3] = ["server", "journal", "disk"];
 const FSYNC: &str = "fsync-4k";
 const UNTAR: &str = "untar-1000";
 const LARGE: &str = "untar-128M";
@@ -79,9 +82,19 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
             progress.now("fsync beside the server's own requests");
             let subject = Subject::ours(&program, &server, scratch.path(), &format!("fsync-{round}"))?;
             fsyncs(&subject, &server, &settings.variants, recorder)?;
+            if settings.variants.contains(&"journal") {
+                progress.now("fsync to a journal");
+                let name = format!("journal-{round}");
+                let subject = Subject::ours(&program, &server, scratch.path(), &name)?;
+                fsyncs_to_journal(&subject, recorder)?;
+            }
+            if settings.variants.contains(&"disk") {
+                fsyncs_of_a_disk(scratch.path(), recorder)?;
+            }
         }
-        let variants =
-            VARIANTS.iter().filter(|&&variant| variant != "server" && settings.variants.contains(&variant));
+        let variants = VARIANTS
+            .iter()
+            .filter(|variant| !FSYNC_ALONE.contains(variant) && settings.variants.contains(variant));
         for (archive, &variant) in
             archives.iter().flat_map(|archive| variants.clone().map(move |v| (archive, v)))
         {
@@ -103,6 +116,7 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
     Ok(vec![
         format!("bucket: {}", server.shown()),
         "server: a conditional PUT of 4 KiB by the same client".to_owned(),
+        "journal: an fsync with fsync_to=host; disk: fdatasync(2) of 4 KiB beside its journal".to_owned(),
         "bytes_missing: what another client does not find right after umount(8) has returned".to_owned(),
     ])
 }
@@ -165,6 +179,34 @@ fn fsyncs(
         }
     }
     Ok(())
+}
+
+/// The same with `fsync_to=host`: an fsync waits for a journal beside the scratch files.
+fn fsyncs_to_journal(subject: &Subject, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let mounted = subject.mount_with_journal()?;
+    let file = File::create(mounted.path().join("file"))?;
+    file.sync_all()?;
+    recorder.operations_us(FSYNC, "journal", TOOK_US, &synced_blocks(&file)?);
+    drop(file);
+    mounted.unmount()
+}
+
+fn fsyncs_of_a_disk(scratch: &Path, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let file = File::create(scratch.join("disk"))?;
+    recorder.operations_us(FSYNC, "disk", TOOK_US, &synced_blocks(&file)?);
+    Ok(())
+}
+
+/// Writes blocks, each with a sync, and says how long each took.
+fn synced_blocks(file: &File) -> anyhow::Result<Histogram> {
+    let mut took = Histogram::default();
+    for n in 0..SYNCS {
+        let begun = Instant::now();
+        file.write_all_at(&[(n % 251) as u8; 4096], u64::from(n) * 4096)?;
+        file.sync_data()?;
+        took.add(begun.elapsed());
+    }
+    Ok(took)
 }
 
 fn untar(variant: &str, subject: &Subject, archive: &Archive, recorder: &mut Recorder) -> anyhow::Result<()> {

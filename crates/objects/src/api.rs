@@ -20,8 +20,10 @@ use crate::disk_cache::DiskCacheOptions;
 use crate::engine::totals_in_tables;
 use crate::format::{self, Format, Uuid};
 use crate::garbage::Timing;
+pub use crate::journal::setup::JournalOptions;
+use crate::journal::setup::MountJournal;
 use crate::key_file;
-use crate::lease::{Lease, Request, State, ThisHost};
+use crate::lease::{Host as _, Lease, Nonce, Request, State, ThisHost};
 use crate::make::make;
 use crate::mount::snapshots::{find, list};
 use crate::mount::{MountOptions, Mounted, older_metadata};
@@ -54,6 +56,8 @@ pub struct OpenOptions {
     pub key_file: Option<PathBuf>,
     /// Where data is kept on this host for the next read.
     pub disk_cache: Option<DiskCacheOptions>,
+    /// A journal on a disk of this host.
+    pub journal: Option<JournalOptions>,
 }
 
 /// How to make a volume.
@@ -101,6 +105,17 @@ pub struct Info {
     pub holder: Option<Holder>,
     /// Its snapshots, the oldest first.
     pub snapshots: Vec<SnapshotInfo>,
+    /// A journal that may have data which the bucket has not.
+    pub journal: Option<LeftJournal>,
+}
+
+/// A journal that may have data which the bucket has not: its holder's, or one that a host has left.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LeftJournal {
+    /// The host's name.
+    pub host: String,
+    /// The directory there.
+    pub directory: String,
 }
 
 /// The process that holds a volume.
@@ -233,6 +248,10 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
             let why = "takeover and abandon are for a mount that writes: one with `ro` takes the volume from nobody";
             return Err(Error::with(ErrorKind::Invalid, "open", why));
         }
+        if options.journal.is_some() {
+            let why = "journal is for a mount that writes: one with `ro` has nothing to put there";
+            return Err(Error::with(ErrorKind::Invalid, "open", why));
+        }
         return open_read_only(&url, key.as_ref(), &bucket, options);
     }
     let runtime = crate::runtime::handle()?;
@@ -261,26 +280,45 @@ async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions
             format!("its newest manifest is of writer {epoch}, and the lease is of a later one than {seen}");
         return Err(older_metadata(bucket, &why));
     }
+    let journal = match &options.journal {
+        Some(journal) => Some(Arc::new(MountJournal::open(journal, format.uuid).await?)),
+        None => None,
+    };
+    let mark = options.journal.as_ref().zip(journal.as_ref()).map(|(options, journal)| {
+        (options.directory.to_string_lossy().into_owned(), Nonce::from_bytes(journal.identity.id))
+    });
     let request = Request {
         mountpoint: options.mountpoint.clone().into(),
         takeover: options.takeover,
         abandon: options.abandon.clone(),
-        journal: false,
+        journal: mark,
         engine_epoch: epoch,
     };
+    let is_given_up = options.abandon.as_ref() == Some(&host.name());
     let lasting = bucket.with_patience(Patience::UntilStopped);
     let held = Arc::new(Lease::take(bucket, &request, host).await?);
     let mount = MountOptions {
         nonce: held.nonce().to_bytes(),
         held: Some(Arc::clone(&held)),
         disk_cache: options.disk_cache.clone(),
+        journal: journal.clone(),
         ..MountOptions::new(&format, codec)
     };
-    match Mounted::open(lasting.clone(), last, mount).await {
+    let given_up = journal.as_ref().filter(|_| is_given_up);
+    let opened = async {
+        if let Some(journal) = given_up {
+            journal.give_up().await?;
+        }
+        Mounted::open(lasting.clone(), last, mount).await
+    };
+    match opened.await {
         Ok(mounted) => Ok(mounted),
         Err(error) => {
             // The lease is free for the next try; this error is the one that counts.
-            let _released = held.release().await;
+            let _released = match journal {
+                Some(journal) if !journal.is_empty() => held.release_but_journal().await,
+                _ => held.release().await,
+            };
             // Nothing that was begun goes on.
             lasting.stop();
             Err(error)
@@ -405,6 +443,7 @@ pub fn info(url: &str, key_file: Option<&std::path::Path>) -> Result<Info> {
         Ok::<_, Error>((format, lease, totals, snapshots))
     };
     let (format, lease, totals, snapshots) = wait(&runtime, asked)?;
+    let journal = lease.as_ref().and_then(|lease| lease.journal.clone());
     let holder = lease.and_then(|lease| lease.holder.filter(|_| lease.state == State::Held));
     Ok(Info {
         url: url.to_string(),
@@ -416,6 +455,7 @@ pub fn info(url: &str, key_file: Option<&std::path::Path>) -> Result<Info> {
         bytes: totals.map(|totals| totals.bytes.try_into().unwrap_or(0)),
         // The root has no name.
         files: totals.map(|totals| (totals.inodes - 1).try_into().unwrap_or(0)),
+        journal: journal.map(|of| LeftJournal { host: of.host, directory: of.directory }),
         holder: holder.map(|holder| Holder {
             host: holder.host,
             pid: holder.process.pid,

@@ -136,6 +136,7 @@ impl Tree {
         let mut state = pin.lock().await?;
         let rounds = self.settle(pin, &mut state, true);
         drop(state);
+        pin.wait_begins(rounds);
         self.wait_for(pin, rounds).await
     }
 
@@ -148,6 +149,7 @@ impl Tree {
                 return Ok(state);
             }
             drop(state);
+            pin.wait_begins(rounds);
             self.wait_for(pin, rounds).await?;
         }
     }
@@ -159,11 +161,19 @@ impl Tree {
         let stored = if len > SMALL_BYTES_MAX {
             // Its data is in memory twice until it is encoded, and then encoded until it is there.
             // The turn ends before the wait for an earlier round, which may need one.
-            let turn =
-                if is_awaited { None } else { Some(self.uploads.acquire().await.map_err(|_| given_up())?) };
+            let turn = if is_awaited {
+                None
+            } else {
+                tokio::select! {
+                    biased;
+                    // The journal takes it at once.
+                    () = pin.is_awaited(round.round), if self.segments.has_journal() => None,
+                    turn = self.uploads.acquire() => Some(turn.map_err(|_| given_up())?),
+                }
+            };
             let mut stored = Vec::new();
             for part in in_segments(extents_of(round.pieces)) {
-                stored.extend(self.segments.put_bulk(pin.ino, part).await?);
+                stored.extend(self.segments.put_bulk(pin.ino, part, pin.is_awaited(round.round)).await?);
             }
             drop(turn);
             if !is_on("rounds-end-in-any-order") {
@@ -234,7 +244,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Makes a file's data, size and names durable.
+    /// Makes a file's data, size and names durable: by the journal, if there is one.
     pub(crate) async fn sync_file(self: &Arc<Self>, pin: &Pin) -> Result<()> {
         if is_on("fsync-of-all-files") {
             return self.sync_all().await;
@@ -242,7 +252,7 @@ impl Tree {
         if !is_on("fsync-without-its-data") {
             self.settled(pin).await?;
         }
-        self.engine.commit().await
+        self.engine.commit_to_host().await
     }
 
     /// Makes everything durable.

@@ -20,8 +20,12 @@
 //!   claim: no two versions of the object have the same content, and stores whose tag is a hash of
 //!   the content are as good as others.
 //!
+//! - It names the journal of a host from before that acknowledges something until everything of it is
+//!   in the bucket. A process that has another journal, or none, is refused, unless its user gives the
+//!   journal up by its host's name. Hosts' names may be the same: a journal has a number of its own.
+//!
 //! The lease is for people and for order: it keeps two hosts from working against each other. What
-//! is durable is decided by the log's conditional PUT alone, and a holder that is wrong about its
+//! is durable in the bucket is decided by the log's conditional PUT alone, and a holder that is wrong about its
 //! lease (its clock stood still, its host was suspended, a copy of its virtual machine was started)
 //! finds its fence there.
 
@@ -43,7 +47,7 @@ mod world;
 
 pub use held::{Ended, Held, Lost, POLL};
 pub use host::{Host, ThisHost};
-pub use info::{Claim, Holder, How, LeaseInfo, Nonce, Process, State, Took};
+pub use info::{Claim, Holder, How, JournalMark, LeaseInfo, Nonce, Process, State, Took};
 pub use swap::Created;
 pub use take::{PATIENCE, Request};
 

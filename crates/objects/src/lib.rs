@@ -17,6 +17,7 @@
 //!   |
 //!  read_ahead   files that are read in sequence; `reading`: which GETs are sent, `blocks`: what
 //!   |           they brought, in memory, `disk_cache`: and on this host's disk
+//!  journal      what an fsync with `fsync_to=host` waits for, on a disk of this host
 //!   |
 //!  segments     bulk data, written once; `garbage`: objects that nobody needs are removed, `work` and
 //!   |           `readers` say who may; `repacking` takes what is in use out of those mostly dead
@@ -57,6 +58,7 @@ mod extents;
 pub mod format;
 mod garbage;
 mod hex;
+mod journal;
 pub mod key_file;
 pub mod lease;
 mod limited;
@@ -96,9 +98,9 @@ mod xattr_sizes;
 mod xattrs;
 
 pub use api::{
-    Cloned, Collected, Compression, FormatOptions, Formatted, Holder, Info, OpenOptions, SCHEMES,
-    SnapshotInfo, canonical, clone_volume, collect_garbage, create_snapshot, delete_snapshot, directory,
-    format, info, is_url, open, open_unheld, snapshots,
+    Cloned, Collected, Compression, FormatOptions, Formatted, Holder, Info, JournalOptions, LeftJournal,
+    OpenOptions, SCHEMES, SnapshotInfo, canonical, clone_volume, collect_garbage, create_snapshot,
+    delete_snapshot, directory, format, info, is_url, open, open_unheld, snapshots,
 };
 pub use change_key::{KeyChange, change_key};
 pub use disk_cache::DiskCacheOptions;

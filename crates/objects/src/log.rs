@@ -19,17 +19,23 @@
 //! told from an object that was acknowledged and is gone: that one makes the volume fail to open,
 //! with its name, and no fence takes its place.
 //!
-//! Lock order: `state`, then `listeners`; neither is held across a request.
+//! # A journal
+//! With one ([`crate::journal`]) a caller may wait for a disk of this host instead: `journaled`. What
+//! is said above is said of the bucket all the same.
+//!
+//! Lock order: `state`, then the journal's or `listeners`; none is held across a request.
 
 mod init;
+pub(crate) mod journaled;
 pub(crate) mod object;
 mod places;
 mod replay;
+mod uploads;
 mod writer;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::{Bytes, BytesMut};
 use object_store::PutPayload;
@@ -43,10 +49,12 @@ use tokio::sync::Notify;
 use crate::bucket::{Bucket, Condition};
 use crate::codec::Codec;
 use crate::engine::BATCH_BYTES_MAX;
+use crate::journal::Journal;
 use crate::parents::Parents;
 pub(crate) use init::LogInit;
 use object::{HEADER, Header, LogKind};
 pub(crate) use replay::{Read, Replay, Rows};
+use uploads::Uploads;
 
 /// Bytes of an open object from which on it is sealed without a flush.
 const SEAL_BYTES: usize = 8 << 20;
@@ -66,6 +74,11 @@ pub(crate) struct CommitLog {
     state: Mutex<State>,
     /// Something became durable, or the log failed.
     changed: Notify,
+    journal: OnceLock<Arc<Journal>>,
+    /// A caller waits for the journal.
+    journal_wanted: Notify,
+    /// What writes the journal.
+    writing_journal: Mutex<Option<tokio::task::JoinHandle<()>>>,
     listeners: Mutex<Listeners>,
 }
 
@@ -95,6 +108,8 @@ struct State {
     durable: u64,
     durable_seq: Option<u64>,
     failed: Option<WalError>,
+    journaled: journaled::Progress,
+    uploads: Uploads,
 }
 
 #[derive(Debug)]
@@ -103,6 +118,8 @@ struct Sealed {
     last_seq: Option<u64>,
     is_sent: bool,
     is_there: bool,
+    /// Its rows may name the segments with lower numbers of [`Uploads`].
+    uploads: u64,
 }
 
 /// What an object is made of: as it is sealed, nothing of it changes any more.
@@ -162,6 +179,9 @@ impl CommitLog {
             window,
             state: Mutex::new(State::default()),
             changed: Notify::new(),
+            journal: OnceLock::new(),
+            journal_wanted: Notify::new(),
+            writing_journal: Mutex::default(),
             listeners: Mutex::new(Listeners::default()),
         })
     }
@@ -261,6 +281,7 @@ impl CommitLog {
             state.status()
         };
         self.changed.notify_waiters();
+        self.journal_wanted.notify_one();
         self.tell(&WalEvent::WalClosed(status));
     }
 
@@ -311,7 +332,8 @@ impl CommitLog {
         let content = Content { header, data, rows };
         state.sealed_bytes += content.len();
         let last_seq = state.last_seq.take();
-        let sealed = Sealed { content, last_seq, is_sent: false, is_there: false };
+        let sealed =
+            Sealed { content, last_seq, is_sent: false, is_there: false, uploads: state.uploads.next };
         state.sealed.insert(number, sealed);
         state.open += 1;
         self.send(state);
@@ -320,8 +342,12 @@ impl CommitLog {
 
     /// Sends what the window lets go.
     fn send(self: &Arc<Self>, state: &mut State) {
-        let last = if is_on("log-window-not-kept") { u64::MAX } else { state.durable + self.window };
+        let last = if is_on("log-window-not-kept") { u64::MAX } else { state.sendable(self.window) };
+        let uploaded = state.uploads.first();
         for (&number, sealed) in state.sealed.iter_mut().take_while(|(number, _)| **number <= last) {
+            if sealed.uploads > uploaded {
+                break;
+            }
             if !sealed.is_sent {
                 sealed.is_sent = true;
                 let (log, content) = (Arc::clone(self), sealed.content.clone());
@@ -368,6 +394,8 @@ impl CommitLog {
             if !state.advance() || state.failed.is_some() {
                 return;
             }
+            self.release(&mut state);
+            self.send_journaled(&mut state);
             self.send(&mut state);
             state.status()
         };

@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use slatedb::wal::WalError;
 use store::{Error, ErrorKind, RequestStats, Result};
+use sync::mutant::is_on;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -17,6 +18,7 @@ use crate::disk_cache::{DiskCache, DiskCacheOptions};
 use crate::engine::{LastManifest, ReadEngine, SlateEngine, last_manifest};
 use crate::format::Format;
 use crate::garbage::{Collector, Timing};
+use crate::journal::setup::MountJournal;
 use crate::lease::{Ended, Held};
 use crate::log::{CommitLog, Read, Replay};
 use crate::pending::given_up;
@@ -46,6 +48,8 @@ pub(crate) struct MountOptions {
     pub(crate) garbage: Timing,
     /// Where data is kept on this host.
     pub(crate) disk_cache: Option<DiskCacheOptions>,
+    /// The journal, if there is one.
+    pub(crate) journal: Option<Arc<MountJournal>>,
 }
 
 impl MountOptions {
@@ -60,6 +64,7 @@ impl MountOptions {
             held: None,
             garbage: Timing::default(),
             disk_cache: None,
+            journal: None,
         }
     }
 
@@ -80,6 +85,7 @@ impl MountOptions {
             held: None,
             garbage: Timing::default(),
             disk_cache: None,
+            journal: None,
         }
     }
 }
@@ -93,6 +99,7 @@ pub(crate) struct Mounted {
     /// Of one that is written to.
     engine: Option<Arc<SlateEngine>>,
     held: Option<Arc<Held>>,
+    journal: Option<Arc<MountJournal>>,
     background: CancellationToken,
     is_closed: Mutex<bool>,
     is_read_only: bool,
@@ -108,6 +115,12 @@ impl Mounted {
         options: MountOptions,
     ) -> Result<Arc<Self>> {
         let disk_cache = options.open_disk_cache()?;
+        let journal = options.journal.clone();
+        let is_late = is_on("journal-uploaded-after-the-fence");
+        if let Some(journal) = journal.as_ref().filter(|_| !is_late) {
+            journal.upload_left((&bucket, &options.codec), last).await?;
+        }
+        let found = last;
         let (last, earlier) = match last {
             Some(last) => {
                 let (last, earlier) = read_newest_log(&bucket, last, &options).await?;
@@ -121,10 +134,16 @@ impl Mounted {
         let log_and_earlier = (Arc::clone(&log), earlier);
         let engine = SlateEngine::open((store, &root), codec, epoch, log_and_earlier, options.nonce).await?;
         let epoch = log.epoch();
+        if let Some(journal) = journal.as_ref().filter(|_| is_late) {
+            journal.upload_left((&bucket, &options.codec), found).await?;
+        }
         let segments = Segments::new(bucket.bulk(), options.codec, Arc::clone(&log), epoch, disk_cache);
         let engine = Arc::new(engine);
         let tree = Tree::open(Arc::clone(&engine) as _, segments, epoch, options.size_max).await?;
         tree.set_up().await?;
+        if let Some(journal) = &journal {
+            journal.begin(&log, options.nonce);
+        }
         let background = CancellationToken::new();
         let mounted = Arc::new(Self {
             tree,
@@ -132,6 +151,7 @@ impl Mounted {
             bucket,
             engine: Some(engine),
             held: options.held,
+            journal,
             background: background.clone(),
             is_closed: Mutex::new(false),
             is_read_only: false,
@@ -176,8 +196,19 @@ impl Mounted {
 
     fn reading(tree: Arc<Tree>, log: Arc<CommitLog>, bucket: Bucket) -> Arc<Self> {
         let (background, is_closed) = (CancellationToken::new(), Mutex::new(false));
-        let (engine, held, is_read_only, marking) = (None, None, true, Mutex::default());
-        Arc::new(Self { tree, log, bucket, engine, held, background, is_closed, is_read_only, marking })
+        let (engine, held, journal, is_read_only, marking) = (None, None, None, true, Mutex::default());
+        Arc::new(Self {
+            tree,
+            log,
+            bucket,
+            engine,
+            held,
+            journal,
+            background,
+            is_closed,
+            is_read_only,
+            marking,
+        })
     }
 
     /// Keeps the mark of a reader, and removes it with [`close`](Self::close).
@@ -233,10 +264,11 @@ impl Mounted {
         &self.tree
     }
 
-    /// What its requests did, and are doing.
+    /// What its requests did, and are doing, and what waits in its journal.
     pub(crate) fn requests(&self) -> RequestStats {
         let disk_cache = self.tree.segments.reader().disk_cache().map(DiskCache::stats);
-        RequestStats { disk_cache, ..self.bucket.stats().into() }
+        let journal = self.log.journal_stats();
+        RequestStats { disk_cache, journal, ..self.bucket.stats().into() }
     }
 
     /// Ends every call that waits, with an error.
@@ -274,10 +306,18 @@ impl Mounted {
             self.abort();
             // Its tasks end; that nothing more reaches the bucket is known.
             let _given_up = self.tree.engine.close().await;
-        } else if let Some(held) = &self.held
-            && let Err(error) = held.release().await
-        {
-            tracing::warn!(%error, "the volume's lease is not released");
+            let _the_next_mount_finds_it = self.log.end_journal().await;
+        } else {
+            let is_empty = self.log.end_journal().await;
+            if let Some(held) = &self.held
+                && let Err(error) =
+                    if is_empty { held.release().await } else { held.release_but_journal().await }
+            {
+                tracing::warn!(%error, "the volume's lease is not released");
+            }
+        }
+        if let Some(journal) = &self.journal {
+            journal.disk.unlock();
         }
         self.bucket.stop();
         if let Some(held) = &self.held {

@@ -25,6 +25,8 @@ pub(crate) struct Node {
     pub(crate) state: Arc<AsyncMutex<Option<State>>>,
     /// How many rounds of its data have ended.
     pub(crate) ended: watch::Sender<u64>,
+    /// How many of them somebody waits for.
+    awaited: watch::Sender<u64>,
     /// The directory and the name by which it was found or made last: for a person to read.
     name: Mutex<Option<(u64, OsString)>>,
 }
@@ -33,6 +35,22 @@ impl Node {
     /// It has this name.
     pub(crate) fn named(&self, dir: u64, name: &OsStr) {
         *self.name.lock() = Some((dir, name.to_owned()));
+    }
+
+    /// Somebody waits for its first `rounds` rounds.
+    pub(crate) fn wait_begins(&self, rounds: u64) {
+        self.awaited.send_if_modified(|awaited| {
+            let is_more = rounds > *awaited;
+            *awaited = rounds.max(*awaited);
+            is_more
+        });
+    }
+
+    /// Returns when somebody waits for the round.
+    pub(crate) async fn is_awaited(&self, round: u64) {
+        let mut awaited = self.awaited.subscribe();
+        // The sender is in `self`.
+        let _somebody_waits = awaited.wait_for(|awaited| *awaited > round).await;
     }
 
     /// A name that it had.
@@ -107,7 +125,13 @@ impl Nodes {
         let slot = table.entry(ino).or_insert_with(|| {
             let state = Arc::new(AsyncMutex::new(None));
             Slot {
-                node: Arc::new(Node { ino, state, ended: watch::Sender::new(0), name: Mutex::default() }),
+                node: Arc::new(Node {
+                    ino,
+                    state,
+                    ended: watch::Sender::new(0),
+                    awaited: watch::Sender::new(0),
+                    name: Mutex::default(),
+                }),
                 refs: 0,
             }
         });

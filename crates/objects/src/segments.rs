@@ -3,6 +3,8 @@
 //! A segment is encoded extents, one behind the other, then a footer that says of which inode and
 //! offset each was, for a volume whose metadata is damaged.
 
+mod uploads;
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,13 +16,14 @@ use store::{Error, ErrorKind, Result};
 use sync::mutant::is_on;
 
 use crate::blocks::blocks_of;
-use crate::bucket::{Bucket, Condition};
+use crate::bucket::Bucket;
 use crate::codec::{ChunkTable, Codec};
 use crate::disk_cache::DiskCache;
 use crate::log::CommitLog;
 use crate::log::object::OBJECT_BYTES_MAX;
 use crate::reading::Reader;
 use crate::rows::{self, Extent, Object, Stored};
+use uploads::Uploads;
 
 /// The longest extent.
 pub(crate) const EXTENT_BYTES_MAX: usize = 8 << 20;
@@ -46,7 +49,8 @@ pub(crate) struct Segments {
     log: Arc<CommitLog>,
     epoch: u64,
     next: AtomicU64,
-    reader: Reader,
+    reader: Arc<Reader>,
+    uploads: Arc<Uploads>,
 }
 
 impl FooterRow {
@@ -77,14 +81,20 @@ impl Segments {
         disk: Option<DiskCache>,
     ) -> Self {
         let epoch = if is_on("segments-epoch-not-raised") { 1 } else { epoch };
-        let reader = Reader::new(bucket.clone(), disk);
-        Self { bucket, codec, log, epoch, next: AtomicU64::new(0), reader }
+        let reader = Arc::new(Reader::new(bucket.clone(), disk));
+        let uploads = Uploads::new(bucket.clone(), Arc::clone(&log), Arc::clone(&reader));
+        Self { bucket, codec, log, epoch, next: AtomicU64::new(0), reader, uploads }
     }
 
     /// The next segment: its epoch, and its number.
     pub(crate) fn next(&self) -> (u64, u64) {
         // ORDERING: Relaxed, as below: what was written before the caller looked has smaller numbers.
         (self.epoch, self.next.load(Ordering::Relaxed))
+    }
+
+    /// Whether an fsync may wait for a journal.
+    pub(crate) fn has_journal(&self) -> bool {
+        self.log.journal().is_some()
     }
 
     /// Puts data into the log's open object: it is durable with the rows that are written next.
@@ -94,17 +104,30 @@ impl Segments {
         Ok(Stored { object: Object::Log(number), at, len: len_of(data), table: table.to_bytes() })
     }
 
-    /// Writes extents of one inode to a segment of their own, and returns when it is durable: where
-    /// each begins in the file, and where it is.
-    pub(crate) async fn put_bulk(&self, ino: u64, extents: Vec<(u64, Bytes)>) -> Result<Vec<(u64, Stored)>> {
+    /// Writes extents of one inode to a segment of their own, and returns when it is durable, or when
+    /// the journal has what is `awaited`: where each begins in the file, and where it is.
+    pub(crate) async fn put_bulk(
+        &self,
+        ino: u64,
+        extents: Vec<(u64, Bytes)>,
+        awaited: impl Future<Output = ()> + Send,
+    ) -> Result<Vec<(u64, Stored)>> {
         let starts: Vec<u64> = extents.iter().map(|(start, _)| *start).collect();
         let extents = extents.into_iter().map(|(start, data)| (ino, start, data)).collect();
-        Ok(starts.into_iter().zip(self.put_segment(extents).await?).collect())
+        Ok(starts.into_iter().zip(self.put_awaited(extents, awaited).await?).collect())
     }
 
     /// Writes extents, each of an inode and where it begins there, to a segment of their own, and
     /// returns when it is durable: where each is.
     pub(crate) async fn put_segment(&self, extents: Vec<(u64, u64, Bytes)>) -> Result<Vec<Stored>> {
+        self.put_awaited(extents, std::future::pending()).await
+    }
+
+    async fn put_awaited(
+        &self,
+        extents: Vec<(u64, u64, Bytes)>,
+        awaited: impl Future<Output = ()> + Send,
+    ) -> Result<Vec<Stored>> {
         // ORDERING: Relaxed, a number that is given once; nothing else is published with it.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let object = Object::Segment(self.epoch, number);
@@ -122,22 +145,13 @@ impl Segments {
         end.extend_from_slice(&len_of(&footer).to_be_bytes());
         end.extend_from_slice(MAGIC);
         parts.push(end.freeze());
-        let name = name(self.epoch, number);
         if is_on("rows-before-bulk-data") {
             let (bucket, parts) = (self.bucket.clone(), PutPayload::from_iter(parts));
-            tokio::spawn(async move { bucket.create(&name, parts).await });
+            tokio::spawn(async move { bucket.create(&object_name(object), parts).await });
             return Ok(stored);
         }
-        match self.bucket.create(&name, PutPayload::from_iter(parts.clone())).await? {
-            // No other holder has this epoch: an attempt whose answer was lost made it.
-            Condition::Met(_) | Condition::Failed { after_unknown: true } => {
-                self.reader.wrote(object, &parts);
-                Ok(stored)
-            }
-            Condition::Failed { after_unknown: false } => {
-                Err(Error::with(ErrorKind::Io, "write data", format!("{name}: another process made it")))
-            }
-        }
+        self.uploads.put(object, parts, awaited).await?;
+        Ok(stored)
     }
 
     /// A whole object; `None`: it is gone.
@@ -210,7 +224,7 @@ impl Segments {
                 continue;
             }
             let place = self.place(part.stored, part.part.clone())?;
-            match self.log_bytes(part.stored.object, &place.bytes) {
+            match self.own_bytes(part.stored.object, &place.bytes).await? {
                 Some(bytes) => self.decode(part, &place, &bytes)?,
                 None => rest.push((part, place)),
             }
@@ -257,7 +271,10 @@ impl Segments {
         let len = u32::try_from(extent.row.len).ok();
         let end = len.and_then(|len| skip.checked_add(len)).ok_or_else(|| rows::corrupted("an extent"))?;
         let place = self.place(stored, *skip..end)?;
-        let is_there = self.log_bytes(stored.object, &place.bytes).is_none();
+        let is_there = match stored.object {
+            Object::Log(number) => self.log.get(number, place.bytes.clone()).is_none(),
+            segment @ Object::Segment(..) => !self.uploads.has(segment),
+        };
         Ok(is_there.then_some((stored.object, place.bytes)))
     }
 
@@ -285,11 +302,11 @@ impl Segments {
         Error::with(ErrorKind::Io, "read data", detail)
     }
 
-    /// What the log has that is not durable yet.
-    fn log_bytes(&self, object: Object, bytes: &Range<u64>) -> Option<Bytes> {
+    /// What the log or the journal has, and the bucket may not have yet.
+    async fn own_bytes(&self, object: Object, bytes: &Range<u64>) -> Result<Option<Bytes>> {
         match object {
-            Object::Log(number) => self.log.get(number, bytes.clone()),
-            Object::Segment(..) => None,
+            Object::Log(number) => Ok(self.log.get(number, bytes.clone())),
+            Object::Segment(..) => self.uploads.read(object, bytes.clone()).await.transpose(),
         }
     }
 }

@@ -10,6 +10,8 @@
 //!   has ever acknowledged: also after the takeover, which it does not know of yet.
 //! - A holder sees what it wrote itself, whatever others send.
 //! - A holder that was taken over never acknowledges what it changes afterwards.
+//! - One host may have a journal: what it has acknowledged is found by the next process on it, killed
+//!   or after a loss of power, unless a process elsewhere has given the journal up in between.
 //! - A holder fails only if another process takes the volume over.
 
 mod faults;
@@ -23,7 +25,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use faults::{Random, World};
-use host::{Host, Volume};
+use host::{Host, JOURNAL_BYTES, Volume};
 use snapshots::Snapshots;
 
 /// Times that the volume changes its holder.
@@ -33,24 +35,53 @@ const SLICE_MILLIS: usize = 4000;
 /// A host that only has to end does so in this time, by its own clock.
 const END: Duration = Duration::from_secs(600);
 
+/// What the hosts have and do beside the volume.
+#[derive(Debug, Clone, Copy, Default)]
+struct With {
+    /// They make, read and delete snapshots.
+    snapshots: bool,
+    /// One has a journal.
+    journal: bool,
+}
+
 struct Simulation {
     random: Random,
     volume: Volume,
     hosts: Vec<Host>,
+    /// Decides who has a journal, if there is one.
+    journal: Option<Random>,
 }
 
 impl Simulation {
-    fn new(seed: u64, has_snapshots: bool) -> Self {
+    fn new(seed: u64, with: With) -> Self {
         let mut random = Random::new(seed);
         let window = [1, 2, 4, 8][random.below(4)];
-        let snapshots = has_snapshots.then(Snapshots::default);
-        let volume = Volume::new(World::new(seed), window, snapshots);
-        Self { random, volume, hosts: Vec::new() }
+        let snapshots = with.snapshots.then(Snapshots::default);
+        let mut volume = Volume::new(World::new(seed), window, snapshots);
+        let mut journal = with.journal.then(|| Random::new(seed.rotate_left(32)));
+        if let Some(random) = &mut journal {
+            volume.journal_bytes = JOURNAL_BYTES[random.below(JOURNAL_BYTES.len())];
+        }
+        Self { random, volume, hosts: Vec::new(), journal }
     }
 
     fn start(&mut self) {
         let random = self.random.fork();
-        self.hosts.push(Host::new(&self.volume, random));
+        let has_journal = self.journal.as_mut().is_some_and(|random| random.below(5) > 0);
+        if has_journal {
+            self.end_host_with_journal();
+        }
+        self.hosts.push(Host::new(&self.volume, random, has_journal));
+    }
+
+    /// The next process with the journal begins when the one before has ended: its process was killed,
+    /// or its host has lost power.
+    fn end_host_with_journal(&mut self) {
+        self.hosts.retain(|host| !host.has_journal);
+        let Some(random) = &mut self.journal else { return };
+        if random.below(2) == 0 {
+            self.volume.disk.lose_power(|n| random.below(n));
+        }
     }
 
     /// Runs the hosts behind the first `stopped` in turn, for about so long.
@@ -84,6 +115,8 @@ impl Simulation {
         if self.random.below(4) == 0 {
             self.start();
         }
+        // Those with a journal may have been killed.
+        let stopped = stopped.min(self.hosts.len() - 1);
         self.run(stopped, 60);
         self.hosts.iter().for_each(|host| host.cut(false));
         if stopped > 0 {
@@ -117,22 +150,23 @@ impl Simulation {
             let [before, next] = pair else { continue };
             let (Some((earlier, _)), Some((later, found))) = (before.found(), next.found()) else { continue };
             assert!(earlier < later, "two holders have the epoch {earlier}");
-            before.assert_left(&found);
+            before.assert_left(&found, self.volume.acknowledged_by(earlier, (later, next)));
         }
     }
 }
 
 /// Runs seeds; the first that fails ends it, and is named.
-fn run(seeds: std::ops::Range<u64>, has_snapshots: bool) {
+fn run(seeds: std::ops::Range<u64>, with: With) {
     for seed in seeds {
-        if let Err(why) = catch_unwind(AssertUnwindSafe(|| Simulation::new(seed, has_snapshots).run_all())) {
+        if let Err(why) = catch_unwind(AssertUnwindSafe(|| Simulation::new(seed, with).run_all())) {
             let why = why.downcast_ref::<String>().map(String::as_str).or(why.downcast_ref().copied());
             panic!("seed {seed}: {}", why.unwrap_or("it failed, see above"));
         }
     }
 }
 
-/// The campaign; with `SNAPSHOTS=1` hosts make, read and delete snapshots, too:
+/// The campaign; with `SNAPSHOTS=1` hosts make, read and delete snapshots, too, and with `JOURNAL=1`
+/// one of them has a journal:
 /// `SEEDS=100000 cargo test --release -p watertight-objects --lib simulation -- --ignored`.
 #[test]
 #[ignore = "long; the seeds are given by SEEDS, the first by FIRST"]
@@ -140,5 +174,7 @@ fn campaign() {
     let given =
         |name: &str, default| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default);
     let (first, seeds): (u64, u64) = (given("FIRST", 0), given("SEEDS", 100_000));
-    run(first..first + seeds, std::env::var_os("SNAPSHOTS").is_some());
+    let is_given = |name| std::env::var_os(name).is_some();
+    let with = With { snapshots: is_given("SNAPSHOTS"), journal: is_given("JOURNAL") };
+    run(first..first + seeds, with);
 }

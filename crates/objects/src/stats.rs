@@ -101,6 +101,7 @@ impl From<Stats> for store::RequestStats {
                 why: failing.problem,
             }),
             disk_cache: None,
+            journal: None,
         }
     }
 }

@@ -178,7 +178,7 @@ impl Store for BucketStore {
 
     fn sync_dir(&self, id: ObjectId) -> Result<()> {
         self.open_dir(id)?;
-        self.wait(self.tree.engine.commit())
+        self.wait(self.tree.engine.commit_to_host())
     }
 
     fn copy_range(&self, src: ObjectId, src_off: u64, dst: ObjectId, dst_off: u64, len: u64) -> Result<u64> {

@@ -62,7 +62,7 @@ pub use fault::{FaultOp, FaultStore, Faults};
 pub use hook::{At, HookStore, Hooks};
 pub use mem::MemStore;
 pub use name::Name;
-pub use requests::{DiskCacheStats, RequestKind, RequestStats, Unanswered};
+pub use requests::{DiskCacheStats, JournalStats, RequestKind, RequestStats, Unanswered};
 pub use snapshots::{Snapshot, Snapshots};
 pub use spec::{open, open_with};
 pub use traits::{Created, Dir, File, Store};

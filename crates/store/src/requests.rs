@@ -50,6 +50,8 @@ pub struct RequestStats {
     pub unanswered: Option<Unanswered>,
     /// The cache on this host's disk, where there is one.
     pub disk_cache: Option<DiskCacheStats>,
+    /// The journal on this host that an fsync waits for, if there is one.
+    pub journal: Option<JournalStats>,
 }
 
 /// A cache of the service's data on this host's disk. Its unit is a block: a part of an object.
@@ -71,4 +73,19 @@ pub struct DiskCacheStats {
     pub damaged: u64,
     /// Blocks that it did not take, since many were waiting to be written.
     pub skipped: u64,
+}
+
+/// A journal of what an fsync has made durable on this host, and the service has not yet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct JournalStats {
+    /// Bytes in it that the service has not.
+    pub bytes: u64,
+    /// Bytes that it takes on this host's disk.
+    pub disk_bytes: u64,
+    /// The most that it may take.
+    pub disk_bytes_max: u64,
+    /// Fsyncs that waited for the service, because the journal was full or broken.
+    pub passed_by: u64,
+    /// Why it takes nothing any more, in plain words.
+    pub failed: Option<String>,
 }

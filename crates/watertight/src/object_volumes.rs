@@ -77,6 +77,12 @@ pub struct ObjectOptions {
     pub disk_cache: Option<PathBuf>,
     /// The most bytes that the volume's part of it takes.
     pub disk_cache_bytes: Option<u64>,
+    /// The directory of the journal.
+    pub journal: Option<PathBuf>,
+    /// An fsync returns when the journal has it.
+    pub fsync_to_host: bool,
+    /// The most bytes of the journal.
+    pub journal_size: Option<u64>,
 }
 
 /// What a disk cache takes that was not given a bound.
@@ -94,10 +100,24 @@ pub(crate) fn open(
     read_only: bool,
     mountpoint: &Path,
 ) -> store::Result<Arc<dyn Store>> {
-    let ObjectOptions { takeover, abandon, snapshot, key_file, disk_cache, disk_cache_bytes } =
-        options.clone();
+    let ObjectOptions {
+        takeover,
+        abandon,
+        snapshot,
+        key_file,
+        disk_cache,
+        disk_cache_bytes,
+        journal,
+        fsync_to_host,
+        journal_size,
+    } = options.clone();
     let bytes_max = disk_cache_bytes.unwrap_or(DISK_CACHE_BYTES);
     let disk_cache = disk_cache.map(|dir| objects::DiskCacheOptions { dir, bytes_max });
+    let journal = journal.map(|directory| objects::JournalOptions {
+        directory,
+        size_max: journal_size,
+        is_fsync_target: fsync_to_host,
+    });
     // One in memory is this process's own, and not read by others.
     let read_only = read_only && !is_memory(url);
     if is_memory(url) {
@@ -106,8 +126,16 @@ pub(crate) fn open(
         made.or_else(|error| if error.kind() == store::ErrorKind::Exists { Ok(()) } else { Err(error) })?;
     }
     let mountpoint = crate::term::shown::exact(mountpoint);
-    let options =
-        objects::OpenOptions { mountpoint, takeover, abandon, read_only, snapshot, key_file, disk_cache };
+    let options = objects::OpenOptions {
+        mountpoint,
+        takeover,
+        abandon,
+        read_only,
+        snapshot,
+        key_file,
+        disk_cache,
+        journal,
+    };
     objects::open(url, &options)
 }
 

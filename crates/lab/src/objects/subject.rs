@@ -116,10 +116,20 @@ impl Subject {
     /// # Errors
     /// If it does not come up.
     pub(super) fn mount(&self) -> anyhow::Result<Mounted> {
-        self.mount_at("mount", "run")
+        self.mount_at("mount", "run", "")
     }
 
-    fn mount_at(&self, place: &str, run: &str) -> anyhow::Result<Mounted> {
+    /// Mounts a volume of ours whose fsyncs wait for a journal.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub(super) fn mount_with_journal(&self) -> anyhow::Result<Mounted> {
+        let journal = self.directory.join("journal");
+        fs::create_dir_all(&journal)?;
+        self.mount_at("mount", "run", &format!("fsync_to=host,journal={}", journal.display()))
+    }
+
+    fn mount_at(&self, place: &str, run: &str, options: &str) -> anyhow::Result<Mounted> {
         let (at, run) = (self.directory.join(place), self.directory.join(run));
         let mut command = self.command(&["mount"]);
         let run = match &self.kind {
@@ -127,6 +137,9 @@ impl Subject {
                 fs::create_dir_all(&run)?;
                 fs::set_permissions(&run, std::os::unix::fs::PermissionsExt::from_mode(0o700))?;
                 command.arg(url).arg(&at).env("WATERTIGHT_RUNTIME_DIR", &run);
+                if !options.is_empty() {
+                    command.args(["-o", options]);
+                }
                 Some(run)
             }
             Kind::Rclone { remote, flags } => {
@@ -158,7 +171,7 @@ impl Subject {
     pub(super) fn bytes_missing(&self, tree: &Path) -> anyhow::Result<u64> {
         match &self.kind {
             Kind::Ours { .. } => {
-                let mounted = self.mount_at("elsewhere", "run-elsewhere")?;
+                let mounted = self.mount_at("elsewhere", "run-elsewhere", "")?;
                 let missing = files(tree)?.into_iter().try_fold(0, |missing, (name, len)| {
                     let is_there =
                         fs::read(mounted.path().join(&name)).ok() == Some(fs::read(tree.join(&name))?);

@@ -27,6 +27,7 @@ use super::{BATCH_BYTES_MAX, Batch, Engine};
 use crate::codec::Codec;
 use crate::engine_blocks::Blocks;
 use crate::limited::TOO_SHORT;
+use crate::log::journaled::Journaled;
 use crate::log::{CommitLog, LogInit, Replay};
 use crate::parents::Parents;
 use crate::rows::{self, Totals, Usage};
@@ -281,6 +282,13 @@ impl Engine for SlateEngine {
         // and the others find nothing to send.
         self.log.wait_for_turn(COMMITS).await;
         self.flush(FlushOptions { flush_type: FlushType::Wal }).await
+    }
+
+    async fn commit_to_host(&self) -> Result<()> {
+        match self.log.commit_to_journal().await? {
+            Journaled::Yes => Ok(()),
+            Journaled::No => self.commit().await,
+        }
     }
 
     async fn close(&self) -> Result<()> {

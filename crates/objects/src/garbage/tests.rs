@@ -158,11 +158,11 @@ async fn segments_that_no_row_names_are_found() {
     let objects = Arc::default();
     let mounted = open(&objects, 1).await;
     let data = vec![(0, vec![1; LARGE].into())];
-    mounted.tree().segments.put_bulk(5, data.clone()).await.unwrap();
+    mounted.tree().segments.put_bulk(5, data.clone(), std::future::pending()).await.unwrap();
     mounted.abort();
     let mounted = open(&objects, 2).await;
     // Of this holder's own it may be that the row comes.
-    mounted.tree().segments.put_bulk(5, data).await.unwrap();
+    mounted.tree().segments.put_bulk(5, data, std::future::pending()).await.unwrap();
     let mut collector = collector(&mounted, 1);
     let tried = collector.collect(true).await.unwrap();
     assert!(tried.bytes > 0 && bucket(&objects).list("seg", None).await.unwrap().len() == 2);

@@ -208,6 +208,19 @@ impl Held {
     /// `Stale`: another process took the volume over. The bucket's: whether the volume is released
     /// is not known.
     pub async fn release(&self) -> Result<()> {
+        self.release_as(LeaseInfo::released).await
+    }
+
+    /// Gives the volume back, of which a journal has something that could not be brought to the
+    /// bucket: any process with that journal may take it.
+    ///
+    /// # Errors
+    /// As [`Held::release`].
+    pub async fn release_but_journal(&self) -> Result<()> {
+        self.release_as(LeaseInfo::left).await
+    }
+
+    async fn release_as(&self, new: fn(&LeaseInfo) -> LeaseInfo) -> Result<()> {
         let mut seen = self.seen.lock().await;
         for _ in 0..ROUNDS {
             match &*self.ended.borrow() {
@@ -215,7 +228,7 @@ impl Held {
                 Some(Ended::Lost(lost)) => return Err(lost.error()),
                 None => {}
             }
-            let (old, new) = (seen.info.clone(), seen.info.released());
+            let (old, new) = (seen.info.clone(), new(&seen.info));
             match swap(&self.bucket, &new, &seen.tag, |info| is_released(info, &old)).await? {
                 Swapped::Done(_) => self.end(Ended::Released),
                 Swapped::Other(now) => self.follow(&mut seen, now),

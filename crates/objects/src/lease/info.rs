@@ -34,8 +34,8 @@ pub struct LeaseInfo {
     pub claim: Option<Claim>,
     /// The nonce of the claim that the holder answered.
     pub answered: Option<Nonce>,
-    /// The host whose local journal may have data that the bucket has not.
-    pub journal: Option<String>,
+    /// The journal that may have data that the bucket has not.
+    pub journal: Option<JournalMark>,
     /// From whom the holder took the volume.
     pub took: Option<Took>,
 }
@@ -92,6 +92,18 @@ pub struct Claim {
     pub pid: u32,
 }
 
+/// A journal on a disk of a host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JournalMark {
+    /// The name of the host.
+    pub host: String,
+    /// The directory that was given there: for people only.
+    pub directory: String,
+    /// What tells it from all others, also from those of hosts with the same name.
+    pub id: Nonce,
+}
+
 /// The holder before this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -130,6 +142,12 @@ impl Nonce {
             Ok(_) => Err(Error::with(ErrorKind::Io, "lease", "the kernel gave too few random bytes")),
             Err(error) => Err(Error::with(ErrorKind::Io, "lease", format!("random bytes: {error}"))),
         }
+    }
+
+    /// The number with these bytes.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(u128::from_be_bytes(bytes))
     }
 
     /// Its bytes.
@@ -234,8 +252,10 @@ impl LeaseInfo {
         if self.claim.as_ref().is_some_and(|claim| !is_short(&claim.host, HOST_CHARS) || !is_pid(claim.pid)) {
             return Err("its claim is out of bounds");
         }
-        if self.journal.as_ref().is_some_and(|host| !is_short(host, HOST_CHARS)) {
-            return Err("its journal's host is out of bounds");
+        if self.journal.as_ref().is_some_and(|journal| {
+            !is_short(&journal.host, HOST_CHARS) || !is_short(&journal.directory, MOUNTPOINT_CHARS)
+        }) {
+            return Err("its journal is out of bounds");
         }
         Ok(())
     }
@@ -286,6 +306,11 @@ impl LeaseInfo {
         Self { state: State::Free, holder: None, claim: None, answered: None, journal: None, ..self.clone() }
     }
 
+    /// This lease, given back by its holder, which could not bring its journal to the bucket.
+    pub(super) fn left(&self) -> Self {
+        Self { journal: self.journal.clone(), ..self.released() }
+    }
+
     /// Who holds the volume and since when, for people; `now` as in [`Holder::since`].
     #[must_use]
     pub fn describe(&self, now: u64) -> String {
@@ -296,6 +321,12 @@ impl LeaseInfo {
             None => String::new(),
         };
         format!("held by {}{answered}", holder.describe(now))
+    }
+}
+
+impl JournalMark {
+    pub(super) fn new(host: &str, directory: &str, id: Nonce) -> Self {
+        Self { host: bounded(host, HOST_CHARS), directory: bounded(directory, MOUNTPOINT_CHARS), id }
     }
 }
 

@@ -311,6 +311,38 @@ fn lost_answers_are_found_out() {
     });
 }
 
+/// A journal may have what the bucket has not: nobody takes the volume without it who does not name
+/// its host.
+#[test]
+fn a_journal_is_given_up_by_name_only() {
+    run(async {
+        let world = World::new().await;
+        let with_journal = |process: &Arc<Running>, id: u8| {
+            let journal = ("/journal".to_owned(), Nonce::from_bytes([id; 16]));
+            Request { journal: Some(journal), ..process.request() }
+        };
+        let process = world.alpha.start();
+        let held = world.take(&with_journal(&process, 1), &process).await.unwrap();
+        let other = world.beta.start();
+        let words = ["host alpha has a journal (/journal)", "mount the volume on there", "-o abandon=alpha"];
+        for abandon in [None, Some("beta"), Some("alph"), Some("")] {
+            let request = Request { abandon: abandon.map(str::to_owned), ..other.takeover() };
+            let taken = world.take(&request, &other).await;
+            let error = taken.expect_err("a journal is given up without its name");
+            assert_words(&error, ErrorKind::Busy, &words);
+            assert_eq!(world.store.current().claim, None, "the holder was asked in vain");
+        }
+        // Another journal is not this one, whatever its host is called.
+        let request = Request { takeover: true, ..with_journal(&other, 2) };
+        assert_words(&world.take(&request, &other).await.unwrap_err(), ErrorKind::Busy, &words);
+        let request = Request { abandon: Some("alpha".to_owned()), ..other.takeover() };
+        let taken = world.take(&request, &other).await.unwrap();
+        assert_eq!(world.store.current().journal, None);
+        taken.release().await.unwrap();
+        held.validate().await.unwrap_err();
+    });
+}
+
 #[cfg(shuttle)]
 #[test]
 fn a_lease_that_is_not_asked_well_is_caught() {
@@ -321,4 +353,6 @@ fn a_lease_that_is_not_asked_well_is_caught() {
     assert_caught(test, &["lease-claim-not-waited-for"], "taken over after");
     let test = "lease::schedules::lost_answers_are_found_out";
     assert_caught(test, &["lease-nonce-not-read-back"], "it holds the volume");
+    let test = "lease::schedules::a_journal_is_given_up_by_name_only";
+    assert_caught(test, &["takeover-ignores-the-journal"], "a journal is given up without its name");
 }

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::held::Held;
 use super::host::Host;
-use super::info::{Claim, Holder, How, LeaseInfo, Nonce, State};
+use super::info::{Claim, Holder, How, JournalMark, LeaseInfo, Nonce, State};
 use super::live::{LiveNonce, is_live};
 use super::swap::{Seen, Swapped, read_existing, read_if_changed, swap};
 use crate::bucket::Bucket;
@@ -33,8 +33,9 @@ pub struct Request {
     pub takeover: bool,
     /// The host whose journal is given up, with what is in it alone.
     pub abandon: Option<String>,
-    /// Whether this process acknowledges what is only in a journal of this host.
-    pub journal: bool,
+    /// The journal of this host that this process has open: its directory, and what tells it from
+    /// others.
+    pub journal: Option<(String, Nonce)>,
     /// The engine's epoch that the caller saw. The lease repeats it, and does not know what it
     /// means.
     pub engine_epoch: u64,
@@ -122,22 +123,26 @@ impl Taker<'_> {
         swap(self.bucket, &new, &seen.tag, is_done).await
     }
 
-    /// The host that the next lease names as that of a journal.
-    fn journal(&self, info: &LeaseInfo) -> Result<Option<String>> {
-        let own = self.host.name();
-        match &info.journal {
-            Some(host) if self.request.abandon.as_ref() == Some(host) => {}
-            Some(host) if *host == own => return Ok(Some(own)),
-            Some(host) => {
-                let host = host.escape_debug();
-                return Err(busy(format!(
-                    "host {host} has a journal with data that is not in the bucket: mount the volume \
-                     there, or give that data up with `-o abandon={host}`"
-                )));
-            }
-            None => {}
+    /// The journal that the next lease names: this process's. Another one has to be given up by name.
+    fn journal(&self, info: &LeaseInfo) -> Result<Option<JournalMark>> {
+        let own = self.request.journal.as_ref();
+        let own = own.map(|(directory, id)| JournalMark::new(&self.host.name(), directory, *id));
+        let Some(left) = &info.journal else { return Ok(own) };
+        if is_on("takeover-ignores-the-journal") || own.as_ref().is_some_and(|own| own.id == left.id) {
+            return Ok(own);
         }
-        Ok(self.request.journal.then_some(own))
+        let (host, directory) = (left.host.escape_debug(), left.directory.escape_debug());
+        if self.request.abandon.as_ref() == Some(&left.host) {
+            tracing::warn!(
+                "the journal of host {host} is given up: what was acknowledged there and is not in the bucket is lost"
+            );
+            return Ok(own);
+        }
+        let there = if left.host == self.host.name() { "this host" } else { "there" };
+        Err(busy(format!(
+            "host {host} has a journal ({directory}) with data that may not be in the bucket: mount the volume on \
+             {there} with `-o journal={directory}`, or give that data up with `-o abandon={host}`"
+        )))
     }
 
     /// Asks the holder whether it is alive. A claim that another taker posted does as well: this

@@ -1,5 +1,6 @@
 //! A bucket whose requests are slow, fail, are carried out without an answer, or later.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 /// Numbers by a seed (splitmix64).
 #[derive(Debug, Clone)]
@@ -56,6 +58,11 @@ pub(super) struct World {
     late: Mutex<Vec<Late>>,
     is_healed: AtomicBool,
     bytes: AtomicUsize,
+    /// PUTs whose names have one of these in them wait.
+    held: Mutex<Vec<String>>,
+    /// Those that wait.
+    waiting: Mutex<BTreeSet<String>>,
+    let_go: Notify,
 }
 
 impl World {
@@ -63,7 +70,31 @@ impl World {
         let random = Mutex::new(Random::new(!seed));
         let (objects, late) = (InMemory::new(), Mutex::default());
         let (is_healed, bytes) = (AtomicBool::new(false), AtomicUsize::new(0));
-        Arc::new(Self { objects, random, late, is_healed, bytes })
+        let (held, waiting, let_go) = (Mutex::default(), Mutex::default(), Notify::new());
+        Arc::new(Self { objects, random, late, is_healed, bytes, held, waiting, let_go })
+    }
+
+    /// From now on PUTs wait whose names have one of `parts` in them, and no others.
+    pub(super) fn hold(&self, parts: &[&str]) {
+        *self.held.lock() = parts.iter().map(|part| (*part).to_owned()).collect();
+        self.let_go.notify_waiters();
+    }
+
+    /// The names of PUTs that wait, in their order.
+    pub(super) fn waiting(&self) -> Vec<String> {
+        self.waiting.lock().iter().cloned().collect()
+    }
+
+    async fn wait_while_held(&self, path: &Path) {
+        loop {
+            let let_go = self.let_go.notified();
+            if !self.held.lock().iter().any(|part| path.as_ref().contains(part)) {
+                self.waiting.lock().remove(path.as_ref());
+                return;
+            }
+            self.waiting.lock().insert(path.to_string());
+            let_go.await;
+        }
     }
 
     /// No request fails from now on.
@@ -178,6 +209,7 @@ impl fmt::Display for FaultyObjects {
 impl ObjectStore for FaultyObjects {
     async fn put_opts(&self, path: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
         let world = &self.world;
+        world.wait_while_held(path).await;
         world.carry_out_late().await;
         let fate = self.fate();
         world.delay(matches!(fate, Fate::Stalled)).await;

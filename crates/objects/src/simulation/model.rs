@@ -42,6 +42,8 @@ struct File {
     versions: Vec<Content>,
     /// How many of them were acknowledged by a sync.
     synced: usize,
+    /// And by one that the bucket has answered.
+    in_bucket: usize,
 }
 
 /// The names after each step.
@@ -55,6 +57,8 @@ pub(super) struct Model {
     history: Vec<Names>,
     /// Which of them was acknowledged last.
     acknowledged: usize,
+    /// And by the bucket.
+    in_bucket: usize,
     version: u32,
 }
 
@@ -74,16 +78,24 @@ pub(super) struct FileMark {
     versions: usize,
 }
 
+/// Who has acknowledged something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum By {
+    Bucket,
+    /// The journal of the holder's host, or the bucket.
+    Host,
+}
+
 /// What a volume shows: names, in order, and what their files hold.
 pub(super) type Seen = Vec<(String, Content)>;
 
 impl Model {
     /// That of a holder which found this; it numbers its contents from `version` on.
     pub(super) fn new(seen: &Seen, version: u32) -> Self {
-        let file = |content: &Content| File { versions: vec![*content], synced: 1 };
+        let file = |content: &Content| File { versions: vec![*content], synced: 1, in_bucket: 1 };
         let names = seen.iter().enumerate().map(|(file, (name, _))| (name.clone(), file)).collect();
         let files = seen.iter().map(|(_, content)| file(content)).collect();
-        Self { files, history: vec![names], acknowledged: 0, version }
+        Self { files, history: vec![names], acknowledged: 0, in_bucket: 0, version }
     }
 
     fn names(&self) -> Names {
@@ -95,7 +107,7 @@ impl Model {
     }
 
     pub(super) fn begin_create(&mut self, name: &str) {
-        self.files.push(File { versions: vec![Content::EMPTY], synced: 0 });
+        self.files.push(File { versions: vec![Content::EMPTY], ..File::default() });
         let mut names = self.names();
         names.insert(name.to_owned(), self.files.len() - 1);
         self.push(names);
@@ -151,16 +163,19 @@ impl Model {
 
     pub(super) fn acknowledged_all(&mut self, mark: &Mark) {
         self.acknowledged = self.acknowledged.max(mark.step);
+        self.in_bucket = self.in_bucket.max(mark.step);
         for (file, versions) in self.files.iter_mut().zip(&mark.versions) {
-            file.synced = file.synced.max(*versions);
+            file.acknowledged(*versions, By::Bucket);
         }
     }
 
     /// A file's sync covers its data, and all names before it.
-    pub(super) fn acknowledged_file(&mut self, mark: FileMark) {
+    pub(super) fn acknowledged_file(&mut self, mark: FileMark, by: By) {
         self.acknowledged = self.acknowledged.max(mark.step);
-        let file = &mut self.files[mark.file];
-        file.synced = file.synced.max(mark.versions);
+        if by == By::Bucket {
+            self.in_bucket = self.in_bucket.max(mark.step);
+        }
+        self.files[mark.file].acknowledged(mark.versions, by);
     }
 
     /// What the holder itself sees.
@@ -172,14 +187,17 @@ impl Model {
 
     /// The next holder has found this: it must be a prefix that holds what was acknowledged.
     #[track_caller]
-    pub(super) fn assert_left(&self, seen: &Seen) {
+    pub(super) fn assert_left(&self, seen: &Seen, by: By) {
         let fits = |names: &Names| {
             names.len() == seen.len()
                 && seen.iter().all(|(name, content)| {
-                    names.get(name).is_some_and(|file| self.files[*file].may_hold(*content))
+                    names.get(name).is_some_and(|file| self.files[*file].may_hold(*content, by))
                 })
         };
-        let possible = &self.history[self.acknowledged..];
+        let possible = match by {
+            By::Bucket => &self.history[self.in_bucket..],
+            By::Host => &self.history[self.acknowledged..],
+        };
         let files = &self.files;
         assert!(
             possible.iter().any(fits),
@@ -190,8 +208,16 @@ impl Model {
 }
 
 impl File {
+    fn acknowledged(&mut self, versions: usize, by: By) {
+        self.synced = self.synced.max(versions);
+        if by == By::Bucket {
+            self.in_bucket = self.in_bucket.max(versions);
+        }
+    }
+
     /// Whether a crash may leave this content: that of the last sync, or a later one.
-    fn may_hold(&self, seen: Content) -> bool {
-        self.versions[self.synced.saturating_sub(1)..].iter().any(|version| version.shown() == seen)
+    fn may_hold(&self, seen: Content, by: By) -> bool {
+        let synced = if by == By::Bucket { self.in_bucket } else { self.synced };
+        self.versions[synced.saturating_sub(1)..].iter().any(|version| version.shown() == seen)
     }
 }

@@ -2,12 +2,14 @@
 //!
 //! `RUSTC_WORKSPACE_WRAPPER=$PWD/tests/with-shuttle cargo test -p watertight-objects --lib schedules`
 
+mod journaled;
+
 use std::io::IoSlice;
 
 use super::faults::World;
 use super::host::{CREATOR, FILE, ROOT, name};
-use super::run;
 use super::tables::{alone, open};
+use super::{With, run};
 
 /// Seeds of a test run, `few` of them. With a mutant, as many as it takes until one fails.
 fn seeds(few: u64) -> std::ops::Range<u64> {
@@ -20,14 +22,27 @@ fn seeds(few: u64) -> std::ops::Range<u64> {
 /// none fails that was not.
 #[test]
 fn what_was_acknowledged_is_found_by_the_next_holder() {
-    run(seeds(200), false);
+    run(seeds(200), With::default());
 }
 
 /// A snapshot that was acknowledged is there for all later holders until it is deleted, and shows what
 /// was there when it was made, while holders crash, are taken over, and collect garbage.
 #[test]
 fn a_snapshot_shows_what_was_there_when_it_was_made() {
-    run(seeds(50), true);
+    run(seeds(50), With { snapshots: true, ..With::default() });
+}
+
+/// The same on a host with a journal, which acknowledges fsyncs: its processes are killed and it loses
+/// power, and the next process on it finds everything acknowledged.
+#[test]
+fn what_a_journal_acknowledged_is_found_on_its_host() {
+    run(seeds(200), With { journal: true, ..With::default() });
+}
+
+/// The two together: a snapshot shows nothing that the journal alone has.
+#[test]
+fn a_snapshot_beside_a_journal_shows_what_was_there_when_it_was_made() {
+    run(seeds(50), With { snapshots: true, journal: true });
 }
 
 /// Seeds that once failed. In 1549 an fsync beside a truncation found that the truncation had dropped
@@ -36,7 +51,7 @@ fn a_snapshot_shows_what_was_there_when_it_was_made() {
 #[test]
 fn seeds_that_failed_once_pass() {
     for seed in [124, 1549, 52_429, 54_742, 55_390, 11_486, 207_470, 208_433] {
-        run(seed..seed + 1, false);
+        run(seed..seed + 1, With::default());
     }
 }
 
@@ -97,6 +112,20 @@ fn a_volume_that_keeps_no_order_is_caught() {
     assert_caught(test, &["garbage-segment-of-a-snapshot"], UNREADABLE);
     assert_caught(test, &["garbage-table-of-a-snapshot"], UNREADABLE);
     assert_caught(test, &["snapshot-before-its-data"], OTHER);
+    // The journal.
+    let test = "simulation::schedules::what_a_journal_acknowledged_is_found_on_its_host";
+    assert_caught(test, &["journal-acknowledged-before-fdatasync"], LOST);
+    assert_caught_by_any(
+        test,
+        &["journal-uploaded-after-the-fence"],
+        &["nobody gave the journal up, and it is lost", FAILS],
+    );
+    assert_caught_by_any(test, &["journal-released-before-the-bucket-has-it"], &[LOST, FAILS, OWN, GONE]);
+    let test = "simulation::schedules::journaled::the_bucket_has_a_segment_before_a_sync_says_so";
+    assert_caught(test, &["log-before-its-segments"], "a sync says that the bucket has a file");
+    let test =
+        "simulation::schedules::journaled::an_object_of_which_the_journal_has_a_part_is_the_last_one_sent";
+    assert_caught(test, &["log-sent-behind-a-part"], "it shows no prefix of what was done");
     let test = "simulation::schedules::an_fsync_uploads_its_own_data";
     assert_caught(test, &["fsync-of-all-files"], "an fsync uploads another file's data");
 }

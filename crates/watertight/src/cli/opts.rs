@@ -110,6 +110,8 @@ const CACHE_BYTES_MIN: u64 = 4 << 20;
 const DISK_CACHE_BYTES_MIN: u64 = 16 << 20;
 /// The smallest limit of a cgroup: one write of the kernel's.
 const DIRTY_BYTES_MIN: u64 = 1 << 20;
+/// The smallest journal.
+const JOURNAL_BYTES_MIN: u64 = 16 << 20;
 /// The most threads that write back, and that serve requests.
 const FLUSHERS_MAX: usize = 64;
 const THREADS_MAX: usize = 1024;
@@ -146,6 +148,15 @@ pub const VALID: &[(&str, &str)] = &[
     ("takeover", "object storage: take the volume from a holder that does not answer for 15 s"),
     ("abandon=HOST", "object storage: take it although only this host's journal has some of its data"),
     ("snapshot=NAME", "object storage: show this snapshot of the volume, read-only, and hold nothing"),
+    (
+        "journal=DIR",
+        "object storage: what an fsync waits for with fsync_to=host, on a disk of this host; an absolute path",
+    ),
+    (
+        "fsync_to=WHERE",
+        "object storage: an fsync returns when the bucket has it: store [default]; or the journal: host",
+    ),
+    ("journal_size=SIZE", "bound on the journal; when it is full, an fsync waits for the bucket [1G]"),
     ("encrypt-key-file=FILE", "object storage: the key of an encrypted volume; an absolute path"),
     ("disk_cache=DIR", "object storage: keep what was read or written on this host's disk, for later mounts"),
     ("disk_cache_size=SIZE", "the bound of the volume's part of that [10G]"),
@@ -173,7 +184,7 @@ pub fn refused(name: &str) -> Option<&'static str> {
 
 /// The help that follows the arguments of `attach`.
 pub const ATTACH_HELP: &str = "Options for -o: ro, rw, cache=SIZE, flushers=N, dirty_after=TIME, dirty_max=SIZE, \
-flush_on_close, drain_timeout=TIME, sync_policy=POLICY, limit=CGROUP:LIMIT[:LIMIT], stall_after=TIME, takeover, abandon=HOST, snapshot=NAME, encrypt-key-file=FILE, disk_cache=DIR, disk_cache_size=SIZE, as for `mount`.\n\n\
+flush_on_close, drain_timeout=TIME, sync_policy=POLICY, limit=CGROUP:LIMIT[:LIMIT], stall_after=TIME, takeover, abandon=HOST, snapshot=NAME, encrypt-key-file=FILE, journal=DIR, fsync_to=WHERE, journal_size=SIZE, disk_cache=DIR, disk_cache_size=SIZE, as for `mount`.\n\n\
 Examples:\n  \
 watertight attach /srv/project /mnt/data/project\n  \
 watertight attach -o ro,cache=64M dir:/srv/archive /mnt/data/archive\n  \
@@ -184,8 +195,17 @@ The last one shows a directory of the mountpoint in a second place.\n\
  Credentials for object storage are those in the environment of the mount process.";
 
 /// Options of volumes on object storage.
-const OF_OBJECT_STORAGE: [&str; 6] =
-    ["takeover", "abandon", "snapshot", "encrypt-key-file", "disk_cache", "disk_cache_size"];
+const OF_OBJECT_STORAGE: [&str; 9] = [
+    "takeover",
+    "abandon",
+    "snapshot",
+    "journal",
+    "fsync_to",
+    "journal_size",
+    "encrypt-key-file",
+    "disk_cache",
+    "disk_cache_size",
+];
 
 /// Options that are of a mountpoint, and not of a volume.
 const OF_THE_MOUNTPOINT: [&str; 16] = [
@@ -281,6 +301,13 @@ impl MountOptions {
             }
             options.read_only = Some(true);
         }
+        let objects = &options.objects;
+        if objects.journal.is_none() && (objects.fsync_to_host || objects.journal_size.is_some()) {
+            let option = if objects.fsync_to_host { "fsync_to=host" } else { "journal_size" };
+            return Err(wrong_option(&format!(
+                "{option}: give journal=DIR, a directory on a disk of this host"
+            )));
+        }
         Ok(options)
     }
 
@@ -346,12 +373,18 @@ impl MountOptions {
                 }
                 self.objects.snapshot = Some(name.to_owned());
             }
-            "encrypt-key-file" => {
-                let path = PathBuf::from(needed()?);
-                if !path.is_absolute() {
-                    return Err(wrong("give an absolute path: it has to begin with /".to_owned()));
+            "encrypt-key-file" => self.objects.key_file = Some(absolute(needed()?).map_err(wrong)?),
+            "journal" => self.objects.journal = Some(absolute(needed()?).map_err(wrong)?),
+            "fsync_to" => {
+                self.objects.fsync_to_host =
+                    one_of(needed()?, &[("store", false), ("host", true)]).map_err(wrong)?;
+            }
+            "journal_size" => {
+                let bytes = parse_bytes(needed()?).map_err(wrong)?;
+                if bytes < JOURNAL_BYTES_MIN {
+                    return Err(wrong("at least 16M are needed".to_owned()));
                 }
-                self.objects.key_file = Some(path);
+                self.objects.journal_size = Some(bytes);
             }
             "disk_cache" => {
                 let path = PathBuf::from(needed()?);
@@ -408,6 +441,15 @@ impl MountOptions {
 
     fn unset_flag(&mut self, name: &str) {
         self.flags.retain(|flag| flag != name);
+    }
+}
+
+fn absolute(path: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(path);
+    if path.is_absolute() {
+        Ok(path)
+    } else {
+        Err("give an absolute path: it has to begin with /".to_owned())
     }
 }
 
@@ -517,6 +559,11 @@ mod tests {
             ("abandon=", "the name of a host"),
             ("snapshot=", "the name of a snapshot"),
             ("rw,snapshot=a", "nothing can be written to a snapshot"),
+            ("journal=rel", "an absolute path"),
+            ("journal=/j,fsync_to=disk", "give store or host"),
+            ("fsync_to=host", "give journal=DIR"),
+            ("journal_size=1G", "give journal=DIR"),
+            ("journal=/j,journal_size=1M", "at least 16M"),
             ("encrypt-key-file=key", "an absolute path"),
             ("takeover=1", "no mount option takeover=1"),
             ("cgroup=", "auto, v2, off, or the name"),

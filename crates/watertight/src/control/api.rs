@@ -25,7 +25,7 @@ pub use clone::{CloneReply, CloneRequest, CloneStatus, LeaveReply, LeaveRequest,
 pub use ended::{Ended, FILES_NAMED_MAX, FileError, Unwritten};
 pub use snapshots::{Snapshot, SnapshotsReply, SnapshotsRequest};
 pub use state::{State, UmountKind};
-pub use store_requests::{DiskCache, Latency, StoreRequestKind, StoreRequests, Unanswered};
+pub use store_requests::{DiskCache, Journal, Latency, StoreRequestKind, StoreRequests, Unanswered};
 
 pub use crate::host::process::Process;
 

@@ -1,5 +1,7 @@
 //! `info`: describes a volume on object storage, without taking it.
 
+#[cfg(test)]
+use objects::LeftJournal;
 use objects::{Compression, Holder, Info};
 
 use crate::cli::InfoArgs;
@@ -51,9 +53,13 @@ fn page(info: &Info) -> String {
         }
     };
     let holder = info.holder.as_ref().map_or_else(|| "nobody: it can be mounted".to_owned(), held);
+    let journal = info.journal.as_ref().map_or_else(String::new, |journal| {
+        let (host, directory) = (journal.host.shown(), journal.directory.shown());
+        format!("\n  journal    host {host}, {directory}: it may have data that is not in the bucket")
+    });
     format!(
         "{}\n  id         {}\n  format     version {}, {compression}, {encrypted}\n  made       {}\n  \
-         content    {content}\n  holder     {holder}\n  snapshots  {snapshots}",
+         content    {content}\n  holder     {holder}{journal}\n  snapshots  {snapshots}",
         info.url.shown(),
         info.uuid.shown(),
         info.version,
@@ -96,6 +102,7 @@ mod tests {
             files: None,
             holder: Some(holder),
             snapshots: Vec::new(),
+            journal: None,
         };
         let text = page(&info);
         assert_eq!(text.lines().count(), 7, "{text}");
@@ -103,6 +110,9 @@ mod tests {
         for part in ["process 7", "compressed by LZ4, encrypted", "not known without its key"] {
             assert!(text.contains(part), "no {part:?} in {text}");
         }
+        let journal = Some(LeftJournal { host: "a\nb".to_owned(), directory: "/j".to_owned() });
+        let left = page(&Info { journal, ..info.clone() });
+        assert!(left.lines().count() == 7 && left.contains("/j: it may have data"), "{left}");
         let free = Info { holder: None, bytes: Some(2048), files: Some(3), ..info };
         assert!(page(&free).contains("nobody") && page(&free).contains("3 files"), "{}", page(&free));
     }

@@ -464,6 +464,14 @@ fn print_notes(shown: &VolumeReport) {
         if let Some(cache) = &requests.disk_cache {
             console().print(&console().paint(Colour::Dim, &format!("{at}: disk cache: {cache}")));
         }
+        if let Some(journal) = &requests.journal {
+            console().print(&format!("{at}: {journal}"));
+            if let Some(why) = &journal.failed {
+                warn(&format!(
+                    "{at}: the journal takes nothing any more, each fsync waits for the bucket: {why}"
+                ));
+            }
+        }
     }
     if let Some(reason) = &volume.mount_type_reason {
         let note = format!("{at}: plain `fuse`, for which a raw umount2(2) does not wait: {reason}");

@@ -10,6 +10,7 @@ mod disk_cache;
 mod durability;
 mod gc;
 mod ill_store;
+mod journal;
 mod keys;
 mod naive_server;
 mod read_only;

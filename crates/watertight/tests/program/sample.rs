@@ -1,8 +1,8 @@
 //! A volume's status in which every key is present and every number differs.
 
 use watertight::control::api::{
-    Cgroup, CgroupLimits, CloneStatus, DiskCache, FileError, Latency, Process, Propagation, Requests,
-    Stalled, State, Status, StoreRequestKind, StoreRequests, Unanswered,
+    Cgroup, CgroupLimits, CloneStatus, DiskCache, FileError, Journal, Latency, Process, Propagation,
+    Requests, Stalled, State, Status, StoreRequestKind, StoreRequests, Unanswered,
 };
 use watertight::host::mountinfo::Device;
 
@@ -103,6 +103,13 @@ pub(crate) fn status() -> Status {
                 misses: 170,
                 damaged: 171,
                 skipped: 172,
+            }),
+            journal: Some(Journal {
+                bytes: 173,
+                disk_bytes: 174,
+                disk_bytes_max: 175,
+                passed_by: 176,
+                failed: Some("it is broken".into()),
             }),
         }),
         process: Process {

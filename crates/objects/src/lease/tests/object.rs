@@ -66,7 +66,15 @@ fn a_missing_or_damaged_lease_is_told_in_words() {
             (with("version", 0.into()), ErrorKind::Io, "version is 0"),
             (with("version", 2.into()), ErrorKind::Unsupported, "version 2"),
             (with("surprise\u{1b}[2J", 2.into()), ErrorKind::Io, "damaged"),
-            (with("journal", "x".repeat(256).into()), ErrorKind::Io, "journal"),
+            (with("journal", "alpha".into()), ErrorKind::Io, "damaged"),
+            (
+                with(
+                    "journal",
+                    serde_json::json!({ "host": "x".repeat(256), "directory": "/j", "id": "0".repeat(32) }),
+                ),
+                ErrorKind::Io,
+                "journal",
+            ),
             (holder(0, "alpha"), ErrorKind::Io, "holder"),
             (holder(1 << 31, "alpha"), ErrorKind::Io, "holder"),
             (holder(1, &"x".repeat(300)), ErrorKind::Io, "holder"),

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::lease::double::{Fault, run};
 use crate::lease::world::{SECOND, World, assert_words, keep};
-use crate::lease::{How, Lease, Request, State, Took};
+use crate::lease::{How, Lease, Nonce, Request, State, Took};
 
 #[test]
 fn a_free_volume_is_taken_with_two_requests() {
@@ -183,31 +183,28 @@ fn a_claim_that_comes_beside_a_release_gets_the_volume() {
 }
 
 #[test]
-fn a_journal_is_given_up_by_name_only() {
+fn a_journal_stays_until_it_is_in_the_bucket() {
     run(async {
         let world = World::new().await;
+        let mark = ("/journal".to_owned(), Nonce::from_bytes([1; 16]));
         let process = world.alpha.start();
-        let request = Request { journal: true, ..process.request() };
+        let request = Request { journal: Some(mark.clone()), ..process.request() };
         let held = world.take(&request, &process).await.unwrap();
-        let other = world.beta.start();
-        for abandon in [None, Some("beta"), Some("alph"), Some("")] {
-            let request = Request { abandon: abandon.map(str::to_owned), ..other.takeover() };
-            let error = world.take(&request, &other).await.unwrap_err();
-            assert_words(&error, ErrorKind::Busy, &["host alpha has a journal", "-o abandon=alpha"]);
-            assert_eq!(world.store.current().claim, None, "the holder was asked in vain");
-        }
-        let request = Request { abandon: Some("alpha".to_owned()), ..other.takeover() };
-        let taken = world.take(&request, &other).await.unwrap();
-        assert_eq!(world.store.current().journal, None);
-        taken.release().await.unwrap();
-        held.validate().await.unwrap_err();
-        // A journal stays until its host has brought it to the bucket.
-        let held = world.take(&Request { journal: true, ..process.request() }, &process).await.unwrap();
         process.kill();
+        // Not even its own host takes the volume without it.
         let next = world.alpha.start();
-        let taken = world.take(&next.request(), &next).await.unwrap();
-        assert_eq!(world.store.current().journal.as_deref(), Some("alpha"));
+        let error = world.take(&next.request(), &next).await.unwrap_err();
+        assert_words(&error, ErrorKind::Busy, &["on this host with `-o journal=/journal`"]);
+        let request = Request { journal: Some(mark.clone()), ..next.request() };
+        let taken = world.take(&request, &next).await.unwrap();
         held.validate().await.unwrap_err();
+        taken.release_but_journal().await.unwrap();
+        let left = world.store.current();
+        assert_eq!((left.state, left.journal.map(|mark| mark.host)), (State::Free, Some("alpha".to_owned())));
+        let other = world.beta.start();
+        let error = world.take(&other.request(), &other).await.unwrap_err();
+        assert_words(&error, ErrorKind::Busy, &["host alpha has a journal"]);
+        let taken = world.take(&request, &next).await.unwrap();
         taken.release().await.unwrap();
         assert_eq!(world.store.current().journal, None);
         world.take(&other.request(), &other).await.unwrap();

@@ -31,6 +31,9 @@ pub struct StoreRequests {
     /// The cache on this host's disk, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_cache: Option<DiskCache>,
+    /// The journal on this host that an fsync waits for, with `fsync_to=host`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub journal: Option<Journal>,
 }
 
 /// The cache of the store's data on this host's disk. Its unit is a block: a part of an object.
@@ -74,6 +77,22 @@ impl fmt::Display for DiskCache {
         }
         Ok(())
     }
+}
+
+/// What an fsync has made durable on this host, and object storage has not yet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Journal {
+    /// Bytes in it that object storage has not.
+    pub bytes: u64,
+    /// Bytes that it takes on this host's disk.
+    pub disk_bytes: u64,
+    /// The most that it may take.
+    pub disk_bytes_max: u64,
+    /// Waits of an fsync for object storage, because the journal was full or broken.
+    pub passed_by: u64,
+    /// Why it takes nothing any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<Words>,
 }
 
 /// The requests of one kind.
@@ -141,7 +160,27 @@ impl From<&store::RequestStats> for StoreRequests {
                 .as_ref()
                 .map(|of| Unanswered { for_ms: millis(of.since), why: of.why.as_str().into() }),
             disk_cache: stats.disk_cache.map(Into::into),
+            journal: stats.journal.as_ref().map(|of| Journal {
+                bytes: of.bytes,
+                disk_bytes: of.disk_bytes,
+                disk_bytes_max: of.disk_bytes_max,
+                passed_by: of.passed_by,
+                failed: of.failed.as_ref().map(|why| why.as_str().into()),
+            }),
         }
+    }
+}
+
+/// `1.0 MiB are in the journal only, which has 32 MiB of 1.0 GiB`.
+impl fmt::Display for Journal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [bytes, disk, max] = [self.bytes, self.disk_bytes, self.disk_bytes_max].map(units::bytes);
+        write!(f, "{bytes} are in the journal only, which has {disk} of {max}")?;
+        if self.passed_by > 0 {
+            let waits = units::count(self.passed_by, "wait", "waits");
+            write!(f, "; {waits} of fsyncs for the bucket, because it was full or broken")?;
+        }
+        Ok(())
     }
 }
 

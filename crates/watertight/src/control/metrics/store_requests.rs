@@ -1,7 +1,7 @@
 //! The figures of volumes on object storage: requests to the service.
 
 use super::{MetricKind, Micros, Page, Seconds};
-use crate::control::api::{DiskCache, Status, StoreRequestKind, StoreRequests};
+use crate::control::api::{DiskCache, Journal, Status, StoreRequestKind, StoreRequests};
 
 /// One figure of all requests of a volume.
 type Figure = (&'static str, MetricKind, &'static str, fn(&StoreRequests) -> u64);
@@ -63,6 +63,28 @@ const CACHE_FIGURES: [CacheFigure; 8] = {
     ]
 };
 
+/// One figure of a volume's journal.
+type JournalFigure = (&'static str, MetricKind, &'static str, fn(&Journal) -> u64);
+
+const JOURNAL_FIGURES: [JournalFigure; 4] = {
+    use MetricKind::{Counter, Gauge};
+    [
+        ("store_journal_bytes", Gauge, "Bytes that are in the journal of this host only.", |of| of.bytes),
+        ("store_journal_disk_bytes", Gauge, "Bytes that the journal takes on this host's disk.", |of| {
+            of.disk_bytes
+        }),
+        ("store_journal_disk_bytes_max", Gauge, "The most bytes that the journal may take.", |of| {
+            of.disk_bytes_max
+        }),
+        (
+            "store_journal_passed_by_total",
+            Counter,
+            "Waits of an fsync for object storage, because the journal was full or broken.",
+            |of| of.passed_by,
+        ),
+    ]
+};
+
 impl Page {
     /// The families of the requests, of the volumes that send any.
     pub(super) fn store_requests(&mut self, volumes: &[&Status]) {
@@ -101,6 +123,14 @@ impl Page {
             for (volume, requests) in &of {
                 if let Some(cache) = &requests.disk_cache {
                     self.sample(volume, &[], figure(cache));
+                }
+            }
+        }
+        for (name, kind, help, figure) in JOURNAL_FIGURES {
+            self.family(name, kind, help);
+            for (volume, requests) in &of {
+                if let Some(journal) = &requests.journal {
+                    self.sample(volume, &[], figure(journal));
                 }
             }
         }

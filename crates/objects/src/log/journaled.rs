@@ -1,0 +1,371 @@
+//! The log in a journal: a caller waits for a disk of this host, and the bucket gets it afterwards.
+//!
+//! The journal gets the log's objects as they grow: what was put and appended since the last write, of
+//! all objects that are not durable, in their order. Callers that come meanwhile share the next write.
+//! The open object is sealed and sent as soon as none is on its way, so that what is in the journal is
+//! in the bucket two requests later, and fsyncs that come in between share a request.
+//!
+//! An object of which the journal has a part may be sent: what is sent has all of that and more. The
+//! ones behind it are not, until the journal has the whole of it or it is durable: an object that is
+//! made from a part is the log's last.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::{Buf as _, BufMut as _, Bytes};
+use slatedb::wal::WalError;
+use store::{ErrorKind, JournalStats, Result};
+use sync::mutant::is_on;
+
+use super::object::HEADER;
+use super::{CommitLog, State, plain};
+use crate::journal::{Journal, Place, Record};
+
+/// A record with more of an object that may grow.
+pub(crate) const PART: u16 = 1;
+/// A record with the rest of an object, which may be nothing.
+pub(crate) const REST: u16 = 2;
+/// A record with a segment.
+pub(crate) const SEGMENT: u16 = 3;
+
+/// Who waits for what is acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Journaled {
+    /// The journal has it.
+    Yes,
+    /// It has to be asked of the bucket.
+    No,
+}
+
+/// How far the journal has the log.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// The last object that it has something of, and how much.
+    at: Position,
+    is_whole: bool,
+    /// The first and the last object of a write that has begun and not ended, or whose end is not
+    /// known: the disk may have any of it.
+    writing: Option<(u64, u64)>,
+    /// The records of each object.
+    places: BTreeMap<u64, Vec<Place>>,
+    /// Writes that were refused.
+    refused: u64,
+}
+
+/// A place in the log.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Position {
+    number: u64,
+    data: usize,
+    rows: usize,
+}
+
+impl Position {
+    const fn covers(&self, other: &Self) -> bool {
+        self.number > other.number
+            || self.number == other.number && self.data >= other.data && self.rows >= other.rows
+    }
+}
+
+/// What a record of the log's says about itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct About {
+    pub(crate) number: u64,
+    /// The last number that was durable.
+    pub(crate) durable: u64,
+    /// How much of the object comes before.
+    pub(crate) data_from: u32,
+    pub(crate) rows_from: u32,
+    /// How much of the payload is data.
+    pub(crate) data_len: u32,
+}
+
+impl About {
+    fn write(&self) -> [u8; 32] {
+        let mut out = [0; 32];
+        let mut to = &mut out[..];
+        to.put_u64(self.number);
+        to.put_u64(self.durable);
+        to.put_u32(self.data_from);
+        to.put_u32(self.rows_from);
+        to.put_u32(self.data_len);
+        out
+    }
+
+    pub(crate) fn read(mut from: &[u8]) -> Self {
+        let (number, durable) = (from.get_u64(), from.get_u64());
+        let (data_from, rows_from, data_len) = (from.get_u32(), from.get_u32(), from.get_u32());
+        Self { number, durable, data_from, rows_from, data_len }
+    }
+
+    /// What a record's rows are sealed with.
+    pub(crate) fn seal_context(&self, epoch: u64) -> [u8; 32] {
+        let mut out = [0; 32];
+        let mut to = &mut out[..];
+        to.put_slice(b"journal\0");
+        to.put_u64(epoch);
+        to.put_u64(self.number);
+        to.put_u32(self.rows_from);
+        out
+    }
+}
+
+/// What a segment's record says about itself.
+pub(crate) fn about_segment(epoch: u64, number: u64) -> [u8; 32] {
+    let mut out = [0; 32];
+    let mut to = &mut out[..];
+    to.put_u64(epoch);
+    to.put_u64(number);
+    out
+}
+
+/// What the holder's journal repeats to the next: epoch and nonce.
+pub(crate) fn context(epoch: u64, nonce: [u8; 16]) -> [u8; 32] {
+    let mut out = [0; 32];
+    let mut to = &mut out[..];
+    to.put_u64(epoch);
+    to.put_slice(&nonce);
+    out
+}
+
+/// What [`context`] made.
+pub(crate) fn holder_of(context: &[u8; 32]) -> (u64, [u8; 16]) {
+    let mut from = &context[..];
+    let epoch = from.get_u64();
+    let mut nonce = [0; 16];
+    from.copy_to_slice(&mut nonce);
+    (epoch, nonce)
+}
+
+/// A part of an object that the journal has not.
+struct Piece {
+    about: About,
+    is_rest: bool,
+    data: Bytes,
+    rows: Bytes,
+}
+
+struct Write {
+    epoch: u64,
+    pieces: Vec<Piece>,
+    end: Position,
+    is_whole: bool,
+}
+
+impl State {
+    /// Objects beyond this number are not sent.
+    pub(super) fn sendable(&self, window: u64) -> u64 {
+        let Progress { at, is_whole, writing, .. } = &self.journaled;
+        let first = self.durable.saturating_add(1);
+        let in_part =
+            if *is_whole || is_on("log-sent-behind-a-part") { None } else { Some((at.number, at.number)) };
+        let unknown = writing.iter().copied().chain(in_part).filter(|(_, last)| *last >= first);
+        let held_up = unknown.map(|(from, _)| from.max(first)).min().unwrap_or(u64::MAX);
+        self.durable.saturating_add(window).min(held_up)
+    }
+
+    /// The end of what was put and appended by now.
+    fn end(&self) -> Position {
+        if !self.is_open_empty() {
+            return Position { number: self.open, data: self.data.len(), rows: self.rows.len() };
+        }
+        let number = self.open - 1;
+        let content = self.sealed.get(&number).map(|sealed| &sealed.content);
+        let (data, rows) = content.map_or((0, 0), |content| (content.data.len(), content.rows.len()));
+        Position { number, data, rows }
+    }
+
+    fn is_journaled(&self, position: &Position) -> bool {
+        self.durable >= position.number || self.journaled.at.covers(position)
+    }
+
+    /// Whether the open object has something that was acknowledged.
+    pub(super) fn is_open_journaled(&self) -> bool {
+        !self.is_open_empty() && self.journaled.at.number == self.open
+    }
+
+    /// What the journal has not; nothing: `None`.
+    fn unwritten(&self) -> Option<Write> {
+        let had = self.journaled.at;
+        let from = |number| if number == had.number { (had.data, had.rows) } else { (0, 0) };
+        let is_wanted = |number| number > had.number || number == had.number && !self.journaled.is_whole;
+        let about = |number, data_from: usize, rows_from: usize, data_len: usize| About {
+            number,
+            durable: self.durable,
+            data_from: len_of(data_from),
+            rows_from: len_of(rows_from),
+            data_len: len_of(data_len),
+        };
+        let mut pieces = Vec::new();
+        for (&number, sealed) in self.sealed.iter().filter(|(number, _)| is_wanted(**number)) {
+            let (data, rows) = from(number);
+            let (data_part, rows_part) =
+                (sealed.content.data.slice(data..), sealed.content.rows.slice(rows..));
+            let about = about(number, data, rows, data_part.len());
+            pieces.push(Piece { about, is_rest: true, data: data_part, rows: rows_part });
+        }
+        let (data, rows) = from(self.open);
+        let is_grown = self.data.len() > data || self.rows.len() > rows;
+        if is_grown {
+            let data_part = Bytes::copy_from_slice(&self.data[data..]);
+            let rows_part = Bytes::copy_from_slice(&self.rows[rows..]);
+            let about = about(self.open, data, rows, data_part.len());
+            pieces.push(Piece { about, is_rest: false, data: data_part, rows: rows_part });
+        }
+        let is_whole = pieces.last()?.is_rest;
+        Some(Write { epoch: self.epoch, pieces, end: self.end(), is_whole })
+    }
+}
+
+impl CommitLog {
+    /// From now on callers may wait for this journal.
+    pub(crate) fn keep_in(self: &Arc<Self>, journal: Arc<Journal>) {
+        if self.journal.set(Arc::clone(&journal)).is_ok() {
+            let writing = tokio::spawn(Arc::clone(self).write_journal(journal));
+            *self.writing_journal.lock() = Some(writing);
+        }
+    }
+
+    /// The journal, if it may still take something.
+    pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
+        self.journal.get()
+    }
+
+    pub(crate) fn journal_stats(&self) -> Option<JournalStats> {
+        self.journal.get().map(|journal| journal.stats())
+    }
+
+    /// Waits until the journal has all that was put and appended by now.
+    ///
+    /// # Errors
+    /// The log has failed.
+    pub(crate) async fn commit_to_journal(self: &Arc<Self>) -> Result<Journaled> {
+        let Some(journal) = self.journal.get() else { return Ok(Journaled::No) };
+        if journal.has_failed() {
+            journal.pass_by();
+            return Ok(Journaled::No);
+        }
+        let (end, refused) = {
+            let state = self.state.lock();
+            (state.end(), state.journaled.refused)
+        };
+        loop {
+            let changed = self.changed.notified();
+            {
+                let state = self.state.lock();
+                if let Some(error) = &state.failed {
+                    return Err(plain(error));
+                }
+                if state.is_journaled(&end) {
+                    return Ok(Journaled::Yes);
+                }
+                if state.journaled.refused > refused {
+                    journal.pass_by();
+                    return Ok(Journaled::No);
+                }
+            }
+            self.journal_wanted.notify_one();
+            changed.await;
+        }
+    }
+
+    /// Writes what callers wait for, until the log ends.
+    async fn write_journal(self: Arc<Self>, journal: Arc<Journal>) {
+        loop {
+            self.journal_wanted.notified().await;
+            let write = {
+                let mut state = self.state.lock();
+                if state.failed.is_some() {
+                    return;
+                }
+                let Some(write) = state.unwritten() else { continue };
+                let ends = write.pieces.first().zip(write.pieces.last());
+                state.journaled.writing = ends.map(|(first, last)| (first.about.number, last.about.number));
+                write
+            };
+            self.write_to(&journal, write).await;
+            if let Err(error) = journal.trim().await {
+                tracing::warn!(%error, "a file of the journal cannot be removed");
+            }
+        }
+    }
+
+    async fn write_to(self: &Arc<Self>, journal: &Journal, write: Write) {
+        let records: Vec<_> = write.pieces.iter().map(|piece| self.record(write.epoch, piece)).collect();
+        let written = journal.append(&records, true).await;
+        {
+            let mut state = self.state.lock();
+            match written {
+                Ok(places) => {
+                    state.journaled.writing = None;
+                    for (piece, place) in write.pieces.iter().zip(places) {
+                        state.journaled.places.entry(piece.about.number).or_default().push(place);
+                    }
+                    (state.journaled.at, state.journaled.is_whole) = (write.end, write.is_whole);
+                    // Some of it may have become durable meanwhile.
+                    self.release(&mut state);
+                }
+                Err(error) => {
+                    state.journaled.refused += 1;
+                    if error.kind() == ErrorKind::NoSpace {
+                        // Nothing of it was written.
+                        state.journaled.writing = None;
+                    }
+                }
+            }
+            self.send_journaled(&mut state);
+            self.send(&mut state);
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Seals what was acknowledged, if nothing else is on its way.
+    pub(super) fn send_journaled(self: &Arc<Self>, state: &mut State) {
+        if state.sealed.is_empty() && state.is_open_journaled() && state.failed.is_none() {
+            self.seal(state);
+        }
+    }
+
+    /// Gives the journal back what is durable.
+    pub(super) fn release(&self, state: &mut State) {
+        let Some(journal) = self.journal.get() else { return };
+        let kept = state.journaled.places.split_off(&(state.durable + 1));
+        for places in std::mem::replace(&mut state.journaled.places, kept).into_values() {
+            journal.release(&places);
+        }
+    }
+
+    fn record(&self, epoch: u64, piece: &Piece) -> Record {
+        let Piece { about, is_rest, data, rows } = piece;
+        let rows = self.codec.seal(&about.seal_context(epoch), rows);
+        let kind = if *is_rest { REST } else { PART };
+        Record { kind, about: about.write(), payload: vec![data.clone(), rows] }
+    }
+
+    /// Takes nothing any more. Whether the bucket has everything, and the files are gone.
+    pub(crate) async fn end_journal(&self) -> bool {
+        let Some(journal) = self.journal.get() else { return true };
+        self.fail(WalError::Closed);
+        self.journal_wanted.notify_one();
+        let writing = self.writing_journal.lock().take();
+        if let Some(writing) = writing {
+            // What it is writing is released by it.
+            let _it_ended = writing.await;
+        }
+        match journal.end().await {
+            Ok(is_empty) => is_empty,
+            Err(error) => {
+                tracing::warn!(%error, "a file of the journal cannot be removed");
+                false
+            }
+        }
+    }
+}
+
+fn len_of(len: usize) -> u32 {
+    u32::try_from(len).expect("an object is small")
+}
+
+/// The longest payload of a record of the log's.
+pub(crate) const PAYLOAD_MAX: u64 = super::object::OBJECT_BYTES_MAX + HEADER as u64;
