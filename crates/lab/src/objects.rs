@@ -6,6 +6,7 @@
 //! PUT after each fsync that it is compared with.
 
 mod bucket;
+mod growth;
 mod subject;
 
 use std::fs::{self, File};
@@ -22,6 +23,7 @@ use crate::progress::Progress;
 use crate::report::{Metric, Recorder};
 use crate::stats::Histogram;
 use bucket::Server;
+use growth::{REQUESTS, UMOUNT_MS};
 use subject::Subject;
 
 const VARIANTS: [&str; 7] =
@@ -34,9 +36,7 @@ const LARGE: &str = "untar-128M";
 
 const TOOK_US: Metric = Metric::new("took", "us");
 const TOOK_MS: Metric = Metric::new("until_unmounted", "ms");
-const UMOUNT_MS: Metric = Metric::new("umount", "ms");
 const MISSING: Metric = Metric::new("bytes_missing", "B");
-const REQUESTS: Metric = Metric::new("requests", "");
 const PUTS: Metric = Metric::new("puts", "");
 
 /// The experiment.
@@ -44,7 +44,15 @@ pub(crate) static EXPERIMENT: Experiment = Experiment {
     name: "objects",
     question: "what does a volume in a bucket cost, in the server's own requests?",
     variants: &VARIANTS,
-    scenarios: &[FSYNC, UNTAR, LARGE],
+    scenarios: &[
+        FSYNC,
+        UNTAR,
+        LARGE,
+        growth::SIZES[0].0,
+        growth::SIZES[1].0,
+        growth::SIZES[2].0,
+        growth::OVERWRITE,
+    ],
     baseline: None,
     run,
 };
@@ -92,6 +100,7 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
                 fsyncs_of_a_disk(scratch.path(), recorder)?;
             }
         }
+        volumes_of_ours(settings, (&program, &server, scratch.path()), round, progress, recorder)?;
         let variants = VARIANTS
             .iter()
             .filter(|variant| !FSYNC_ALONE.contains(variant) && settings.variants.contains(variant));
@@ -119,6 +128,33 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
         "journal: an fsync with fsync_to=host; disk: fdatasync(2) of 4 KiB beside its journal".to_owned(),
         "bytes_missing: what another client does not find right after umount(8) has returned".to_owned(),
     ])
+}
+
+/// Scenarios that need no peer.
+fn volumes_of_ours(
+    settings: &Settings,
+    (program, server, scratch): (&Path, &Server, &Path),
+    round: usize,
+    progress: &Progress,
+    recorder: &mut Recorder,
+) -> anyhow::Result<()> {
+    if !settings.variants.contains(&"default") {
+        return Ok(());
+    }
+    for (scenario, files) in growth::SIZES {
+        if settings.scenarios.contains(&scenario) {
+            progress.now(scenario);
+            let name = format!("{scenario}-{round}");
+            let subject = Subject::ours(program, server, scratch, &name)?;
+            growth::grow(scenario, files, &subject, (server, &name), recorder)?;
+        }
+    }
+    if settings.scenarios.contains(&growth::OVERWRITE) {
+        let name = format!("{}-{round}", growth::OVERWRITE);
+        let subject = Subject::ours(program, server, scratch, &name)?;
+        growth::overwrite(&subject, (server, &name), progress, recorder)?;
+    }
+    Ok(())
 }
 
 /// A tree, and an archive of it.

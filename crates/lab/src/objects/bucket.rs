@@ -50,6 +50,22 @@ impl Server {
         format!("{}/{name}", self.base)
     }
 
+    /// Bytes of the objects of a volume.
+    ///
+    /// # Errors
+    /// If they cannot be listed.
+    pub(super) fn bytes(&self, name: &str) -> anyhow::Result<u64> {
+        let url = self.url(name).parse()?;
+        let _entered = self.runtime.enter();
+        let bucket = objects::open::open_bucket(&url)?;
+        let mut bytes = 0;
+        for dir in ["seg", "log", "meta"] {
+            let listed = self.runtime.block_on(bucket.list_sizes(dir))?;
+            bytes += listed.iter().map(|(_, len)| len).sum::<u64>();
+        }
+        Ok(bytes)
+    }
+
     /// The bucket's own address, if there is a server.
     pub(super) fn bucket_url(&self) -> Option<String> {
         let name = self.base.strip_prefix("s3://")?.split('/').next()?;

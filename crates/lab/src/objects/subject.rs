@@ -164,6 +164,18 @@ impl Subject {
         command
     }
 
+    /// Removes what nobody needs from the bucket of a volume of ours.
+    ///
+    /// # Errors
+    /// If the program does not do it.
+    pub(super) fn collect_garbage(&self) -> anyhow::Result<()> {
+        let Kind::Ours { url } = &self.kind else { return Ok(()) };
+        let run = self.directory.join("run");
+        let output = self.command(&["gc", url]).env("WATERTIGHT_RUNTIME_DIR", run).output()?;
+        ensure!(output.status.success(), "{}", said(&output));
+        Ok(())
+    }
+
     /// How many bytes of the files in `tree`, another client does not find at this moment.
     ///
     /// # Errors

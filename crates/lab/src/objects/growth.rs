@@ -1,0 +1,127 @@
+//! A volume of ours as it grows, and what is left in its bucket when it is overwritten.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::time::Instant;
+
+use anyhow::Context as _;
+
+use super::bucket::Server;
+use super::subject::Subject;
+use crate::progress::Progress;
+use crate::report::{Metric, Recorder};
+
+/// Volumes of so many files, a thousand in each directory.
+pub(super) const SIZES: [(&str, u32); 3] =
+    [("files-1k", 1_000), ("files-10k", 10_000), ("files-100k", 100_000)];
+/// A file whose blocks are overwritten in no order.
+pub(super) const OVERWRITE: &str = "overwrite";
+
+pub(super) const UMOUNT_MS: Metric = Metric::new("umount", "ms");
+pub(super) const REQUESTS: Metric = Metric::new("requests", "");
+const CREATE_US: Metric = Metric::new("create_each", "us");
+const MOUNT_MS: Metric = Metric::new("mount", "ms");
+const LIST_MS: Metric = Metric::new("first_list", "ms");
+const STAT_US: Metric = Metric::new("stat_each", "us");
+const STORED: Metric = Metric::new("bytes_in_bucket", "B");
+const RATIO_BEFORE: Metric = Metric::new("stored_per_live_before", "");
+const RATIO: Metric = Metric::new("stored_per_live", "");
+const COLLECT_MS: Metric = Metric::new("gc", "ms");
+
+/// Files of a directory.
+const TOGETHER: u32 = 1000;
+const BLOCK: usize = 64 << 10;
+/// Of the file that is overwritten, and how often that is as a whole.
+const BLOCKS: u64 = 1024;
+const TIMES: u64 = 6;
+/// Blocks between two syncs.
+const SYNCED: u64 = 64;
+
+/// Makes a volume of `files` files, and uses it once more.
+pub(super) fn grow(
+    scenario: &'static str,
+    files: u32,
+    subject: &Subject,
+    (server, name): (&Server, &str),
+    recorder: &mut Recorder,
+) -> anyhow::Result<()> {
+    let variant = "default";
+    let mut value = |metric, value| recorder.value(scenario, variant, metric, value);
+    let millis = |begun: Instant| begun.elapsed().as_secs_f64() * 1000.0;
+    let each = |begun: Instant, times: u32| begun.elapsed().as_secs_f64() * 1e6 / f64::from(times);
+    let mounted = subject.mount()?;
+    let begun = Instant::now();
+    for number in 0..files {
+        let directory = mounted.path().join(format!("d{}", number / TOGETHER));
+        if number % TOGETHER == 0 {
+            fs::create_dir(&directory)?;
+        }
+        File::create(directory.join(format!("file-{number}")))?;
+    }
+    value(CREATE_US, each(begun, files));
+    let begun = Instant::now();
+    mounted.unmount()?;
+    value(UMOUNT_MS, millis(begun));
+    value(STORED, server.bytes(name)? as f64);
+    let begun = Instant::now();
+    let mounted = subject.mount()?;
+    value(MOUNT_MS, millis(begun));
+    let last = mounted.path().join(format!("d{}", (files - 1) / TOGETHER));
+    let begun = Instant::now();
+    let names: Vec<_> = fs::read_dir(&last)?.collect::<Result<_, _>>()?;
+    value(LIST_MS, millis(begun));
+    anyhow::ensure!(names.len() == TOGETHER as usize, "{} names of {TOGETHER}", names.len());
+    let begun = Instant::now();
+    for name in &names {
+        name.metadata()?;
+    }
+    value(STAT_US, each(begun, TOGETHER));
+    if let Some(requests) = mounted.requests()? {
+        value(REQUESTS, requests.all as f64);
+    }
+    mounted.unmount()?;
+    recorder.note(scenario, variant, "requests: of the second mount, the listing and the stats");
+    Ok(())
+}
+
+/// Overwrites blocks of a file in no order, and collects the garbage.
+pub(super) fn overwrite(
+    subject: &Subject,
+    (server, name): (&Server, &str),
+    progress: &Progress,
+    recorder: &mut Recorder,
+) -> anyhow::Result<()> {
+    let mounted = subject.mount()?;
+    let file = File::create(mounted.path().join("file"))?;
+    let (mut random, mut block) = (1_u64, vec![0; BLOCK]);
+    for number in 0..BLOCKS * TIMES {
+        // Nothing that a program could make smaller (xorshift).
+        for word in block.chunks_exact_mut(8) {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            word.copy_from_slice(&random.to_le_bytes());
+        }
+        let at = if number < BLOCKS { number } else { random % BLOCKS };
+        file.write_all_at(&block, at * BLOCK as u64)?;
+        if number % SYNCED == 0 {
+            file.sync_all()?;
+            progress.now(&format!("{OVERWRITE}: {} MiB", (number * BLOCK as u64) >> 20));
+        }
+    }
+    drop(file);
+    mounted.unmount()?;
+    let live = (BLOCKS * BLOCK as u64) as f64;
+    let mut value = |metric, value| recorder.value(OVERWRITE, "default", metric, value);
+    value(RATIO_BEFORE, server.bytes(name)? as f64 / live);
+    let begun = Instant::now();
+    subject.collect_garbage().context("gc")?;
+    value(COLLECT_MS, begun.elapsed().as_secs_f64() * 1000.0);
+    value(RATIO, server.bytes(name)? as f64 / live);
+    recorder.note(
+        OVERWRITE,
+        "default",
+        "stored_per_live: bytes in the bucket by bytes of the file, after gc",
+    );
+    Ok(())
+}
