@@ -342,9 +342,14 @@ pub(crate) fn no_copies() -> impl Drop {
     NAMESPACES.read().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The right to have processes in such namespaces, until this is dropped.
+pub(crate) fn copies() -> impl Drop {
+    NAMESPACES.write().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// unshare(1), and the right to run it.
 pub(crate) fn unshare() -> (impl Drop, Command) {
-    (NAMESPACES.write().unwrap_or_else(PoisonError::into_inner), Command::new("unshare"))
+    (copies(), Command::new("unshare"))
 }
 
 /// umount2(2). Other tests look through /proc, and hold the files that they look at for a moment.

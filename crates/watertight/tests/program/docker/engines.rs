@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::Plugin;
-use crate::rig::{Daemon, Out, eventually, is_mounted, run, skipped, tool};
+use crate::rig::{Daemon, Out, copies, eventually, is_mounted, run, skipped, tool};
 
 /// Counts in a file of each of the two volumes, in the first before the second; goes on where an
 /// earlier one was killed.
@@ -136,6 +136,7 @@ impl Drop for Docker {
 fn a_container_of_docker_is_removed_under_load_and_its_data_is_whole() {
     let (Some(_), Some(_)) = (tool("dockerd"), tool("docker")) else { return };
     let Some(mut stores) = Stores::new() else { return };
+    let _copies = copies();
     let name = format!("wt{}", std::process::id());
     stores.plugin.socket = PathBuf::from(format!("/run/docker/plugins/{name}.sock"));
     let plugin = stores.plugin.start();
@@ -223,6 +224,7 @@ fn a_container_of_docker_is_removed_under_load_and_its_data_is_whole() {
 fn a_container_of_podman_is_removed_under_load_and_its_data_is_whole() {
     let (Some(_), Some(_)) = (tool("podman"), tool("runc")) else { return };
     let Some(mut stores) = Stores::new() else { return };
+    let _copies = copies();
     let _plugin = stores.plugin.start();
     let root = stores.plugin.rig.root.clone();
     let conf = root.join("containers.conf");
