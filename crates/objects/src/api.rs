@@ -18,6 +18,7 @@ pub use crate::compression::Compression;
 use crate::crypto::{DataKey, UserKey};
 use crate::disk_cache::DiskCacheOptions;
 use crate::engine::totals_in_tables;
+use crate::find_snapshot::{find, list};
 use crate::format::{self, Format, Uuid};
 use crate::garbage::Timing;
 pub use crate::journal::setup::JournalOptions;
@@ -25,13 +26,13 @@ use crate::journal::setup::MountJournal;
 use crate::key_file;
 use crate::lease::{Host as _, Lease, Nonce, Request, State, ThisHost};
 use crate::make::make;
-use crate::mount::snapshots::{find, list};
 use crate::mount::{MountOptions, Mounted, older_metadata};
 use crate::open::open_bucket;
 use crate::readers::Mark;
 use crate::rows::Totals;
 use crate::store::{BucketStore, wait};
 use crate::url::Url;
+use crate::utc::in_utc;
 use crate::wrapped_key::WrappedKey;
 pub use snapshots::{Cloned, SnapshotInfo, clone_volume, create_snapshot, delete_snapshot, snapshots};
 
@@ -465,11 +466,6 @@ pub fn info(url: &str, key_file: Option<&std::path::Path>) -> Result<Info> {
         }),
         snapshots: snapshots.into_iter().map(|snapshot| store::Snapshot::from(snapshot).into()).collect(),
     })
-}
-
-pub(crate) fn in_utc(seconds: u64) -> String {
-    let time = i64::try_from(seconds).ok().and_then(|seconds| chrono::DateTime::from_timestamp(seconds, 0));
-    time.map(|time| time.format("%Y-%m-%dT%H:%M:%SZ").to_string()).unwrap_or_default()
 }
 
 /// Opens the volume below `root` of any object store, without a lease: for tests of the store

@@ -23,9 +23,9 @@ use sync::mutant::is_on;
 
 use crate::bucket::{Bucket, Condition};
 use crate::engine::Snapshot;
+use crate::find_snapshot::find;
 use crate::format::{self, Format, Uuid};
 use crate::lease::Lease;
-use crate::mount::snapshots::find;
 use crate::parents::{PARENTS_MAX, Parent};
 
 const OP: &str = "clone";

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! DIR/                      0700; `watertight-cache` in it says that it is a cache's
-//! DIR/UUID/                 one volume's; `lock` is locked by the process that uses it
-//! DIR/UUID/OBJECT-BLOCK     one block, as it is in the bucket
+//! DIR/IDENTITY/             one volume's; `lock` is locked by the process that uses it
+//! DIR/IDENTITY/OBJECT-BLOCK one block, as it is in the bucket
 //! ```
 //!
 //! A volume works the same without it: what is damaged or gone is read from the bucket, and the
@@ -15,6 +15,12 @@
 //! wait, and its block is not kept. What was not used for longest goes when the bound is reached;
 //! across a mount the order is that of the files' times.
 //!
+//! The identity is made of the volume's and of its URL ([`identity`]): a copy of a bucket has objects of
+//! the same names that differ. So has a bucket that was put back to an earlier state: blocks of segments
+//! of an epoch that its log does not know are removed with all others ([`DiskCache::is_of`]).
+//!
+//! A disk that hangs holds nobody up for longer than [`PATIENCE`]: then the cache is switched off, too.
+//!
 //! Lock order: `index` is a leaf, and not held across a call of the host's.
 
 mod dir;
@@ -23,24 +29,31 @@ mod entry;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use lru::LruCache;
 use parking_lot::Mutex;
 use store::{DiskCacheStats, Result};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::blocks::Key;
 use crate::counter::StatCounter;
+use crate::rows::Object;
 use dir::VolumeDir;
 
 /// Blocks that wait to be written.
 const QUEUE: usize = 64;
 /// The smallest cache.
 pub(crate) const DISK_CACHE_MIN: u64 = 16 << 20;
+/// The most files, whatever their size: what is known of each takes memory.
+const FILES_MAX: usize = 200_000;
+/// Reads of the disk at a time; who finds them all under way reads from the bucket.
+const READS: usize = 32;
+/// How long the disk is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// How old a file's time may become while the file is used.
-const TOUCH_AFTER: std::time::Duration = std::time::Duration::from_secs(600);
+const TOUCH_AFTER: Duration = Duration::from_secs(600);
 /// What a file takes on disk beside its bytes is rounded up to this.
 const UNIT: u64 = 4096;
 
@@ -89,7 +102,8 @@ pub(crate) struct DiskCache {
 #[derive(Debug)]
 struct Writer {
     queue: mpsc::Sender<(Key, Bytes)>,
-    thread: std::thread::JoinHandle<()>,
+    /// Disconnected when its thread has ended.
+    ended: std::sync::mpsc::Receiver<()>,
 }
 
 #[derive(Debug)]
@@ -100,10 +114,17 @@ struct Shared {
     bytes_max: u64,
     index: Mutex<Index>,
     is_off: AtomicBool,
+    reads: Arc<Semaphore>,
     hits: StatCounter,
     misses: StatCounter,
     damaged: StatCounter,
     skipped: StatCounter,
+}
+
+/// What a volume's blocks are known by: its own identity, and its URL.
+pub(crate) fn identity(uuid: [u8; 16], url: &str) -> [u8; 16] {
+    let place = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, url.as_bytes());
+    (u128::from_be_bytes(uuid) ^ u128::from(place)).to_be_bytes()
 }
 
 /// What a file of so many bytes takes.
@@ -130,6 +151,7 @@ impl DiskCache {
             bytes_max: options.bytes_max.max(DISK_CACHE_MIN),
             index: Mutex::new(index),
             is_off: AtomicBool::new(false),
+            reads: Arc::new(Semaphore::new(READS)),
             hits: StatCounter::default(),
             misses: StatCounter::default(),
             damaged: StatCounter::default(),
@@ -138,14 +160,27 @@ impl DiskCache {
         shared.shrink();
         let (queue, mut blocks) = mpsc::channel(QUEUE);
         let writer = Arc::clone(&shared);
+        let (at_end, ended) = std::sync::mpsc::channel::<()>();
         let write = move || {
+            let _at_end = at_end;
             while let Some((key, bytes)) = blocks.blocking_recv() {
                 writer.write(key, &bytes);
             }
         };
         let thread = std::thread::Builder::new().name("wt-disk-cache".to_owned()).spawn(write);
-        let thread = thread.map_err(|error| dir::refused(&options.dir, &format!("no thread: {error}")))?;
-        Ok(Self { shared, queue: Mutex::new(Some(Writer { queue, thread })) })
+        thread.map_err(|error| dir::refused(&options.dir, &format!("no thread: {error}")))?;
+        Ok(Self { shared, queue: Mutex::new(Some(Writer { queue, ended })) })
+    }
+
+    /// The volume's last holder had this epoch: a segment of a later one is of a state that is no more,
+    /// and then nothing is known to be of this one.
+    pub(crate) fn is_of(&self, epoch: u64) {
+        let all: Vec<Key> = self.shared.index.lock().files.iter().map(|(key, _)| *key).collect();
+        let is_later = |(object, _): &Key| matches!(object, Object::Segment(of, _) if *of > epoch);
+        if all.iter().any(is_later) {
+            tracing::warn!(path = %self.shared.path.display(), "the bucket was put back to an earlier state: the disk cache is emptied");
+            all.into_iter().for_each(|key| self.shared.discard(key));
+        }
     }
 
     /// Whether it has a block. It may be gone when it is read.
@@ -159,9 +194,20 @@ impl DiskCache {
         if keys.is_empty() {
             return Vec::new();
         }
+        let Ok(permit) = Arc::clone(&self.shared.reads).try_acquire_owned() else { return Vec::new() };
         let shared = Arc::clone(&self.shared);
-        let read = move || keys.into_iter().filter_map(|key| Some((key, shared.read(key)?))).collect();
-        let found: Vec<_> = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+        let read = move || {
+            // A read that is given up goes on, and keeps its permit.
+            let _permit = permit;
+            keys.into_iter().filter_map(|key| Some((key, shared.read(key)?))).collect()
+        };
+        let found: Vec<_> = match tokio::time::timeout(PATIENCE, tokio::task::spawn_blocking(read)).await {
+            Ok(found) => found.unwrap_or_default(),
+            Err(_) => {
+                self.shared.fail(std::io::ErrorKind::TimedOut.into());
+                return Vec::new();
+            }
+        };
         self.shared.hits.add(found.len() as u64);
         found
     }
@@ -169,6 +215,11 @@ impl DiskCache {
     /// Blocks came from the bucket.
     pub(crate) fn missed(&self, blocks: usize) {
         self.shared.misses.add(blocks as u64);
+    }
+
+    /// Whether the queue has room.
+    pub(crate) fn has_room(&self) -> bool {
+        self.queue().is_some_and(|queue| queue.capacity() > 0)
     }
 
     /// Keeps a block, if the queue has room.
@@ -180,7 +231,6 @@ impl DiskCache {
     }
 
     /// Keeps a block, when the queue has room.
-    #[cfg(test)]
     pub(crate) async fn keep(&self, key: Key, bytes: Bytes) {
         if let Some(queue) = self.queue()
             && !self.has(key)
@@ -210,15 +260,22 @@ impl DiskCache {
         !self.shared.is_off()
     }
 
-    /// Writes what is in the queue, and uses the directory no more.
+    /// Writes what is in the queue, and uses the directory no more. Where the disk hangs, the thread
+    /// that writes keeps it locked until it ends.
     pub(crate) fn close(&self) {
         let writer = self.queue.lock().take();
-        if let Some(Writer { queue, thread }) = writer {
-            drop(queue);
-            let _panicked = thread.join();
-        }
+        let has_ended = match writer {
+            Some(Writer { queue, ended }) => {
+                drop(queue);
+                let ended = ended.recv_timeout(2 * PATIENCE);
+                ended == Err(std::sync::mpsc::RecvTimeoutError::Disconnected)
+            }
+            None => false,
+        };
         self.shared.turn_off();
-        self.shared.dir.unlock();
+        if has_ended {
+            self.shared.dir.unlock();
+        }
     }
 
     /// Its figures.
@@ -337,7 +394,7 @@ impl Shared {
         loop {
             let oldest = {
                 let mut index = self.index.lock();
-                if index.bytes <= self.bytes_max {
+                if index.bytes <= self.bytes_max && index.files.len() <= FILES_MAX {
                     return;
                 }
                 let Some((oldest, file)) = index.files.pop_lru() else { return };

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bucket::{Bucket, Patience};
 use crate::codec::Codec;
-use crate::disk_cache::{DiskCache, DiskCacheOptions};
+use crate::disk_cache::{self, DiskCache, DiskCacheOptions};
 use crate::engine::{LastManifest, ReadEngine, SlateEngine, last_manifest};
 use crate::format::Format;
 use crate::garbage::{Collector, Timing};
@@ -68,9 +68,12 @@ impl MountOptions {
         }
     }
 
-    fn open_disk_cache(&self) -> Result<Option<DiskCache>> {
+    /// The cache of this volume in this bucket: a copy of it in another goes its own way.
+    fn open_disk_cache(&self, bucket: &Bucket) -> Result<Option<DiskCache>> {
         let options = self.disk_cache.as_ref();
-        options.map(|options| DiskCache::open(options, self.uuid)).transpose()
+        options
+            .map(|options| DiskCache::open(options, disk_cache::identity(self.uuid, bucket.url())))
+            .transpose()
     }
 
     /// For tests: of a volume without compression and key, and without a lease.
@@ -114,7 +117,7 @@ impl Mounted {
         last: Option<LastManifest>,
         options: MountOptions,
     ) -> Result<Arc<Self>> {
-        let disk_cache = options.open_disk_cache()?;
+        let disk_cache = options.open_disk_cache(&bucket)?;
         let journal = options.journal.clone();
         let is_late = is_on("journal-uploaded-after-the-fence");
         if let Some(journal) = journal.as_ref().filter(|_| !is_late) {
@@ -128,6 +131,9 @@ impl Mounted {
             }
             None => (None, None),
         };
+        if let Some(disk_cache) = &disk_cache {
+            disk_cache.is_of(last.map_or(0, |last| last.epoch));
+        }
         let log = CommitLog::new(bucket.clone(), options.codec.clone(), options.window);
         let (store, root) = bucket.raw();
         let (epoch, codec) = (last.map(|last| last.epoch), options.codec.clone());
@@ -179,7 +185,10 @@ impl Mounted {
         last: LastManifest,
         options: MountOptions,
     ) -> Result<Arc<Self>> {
-        let disk_cache = options.open_disk_cache()?;
+        let disk_cache = options.open_disk_cache(&bucket)?;
+        if let Some(disk_cache) = &disk_cache {
+            disk_cache.is_of(last.epoch);
+        }
         let MountOptions { codec, window, size_max, .. } = options;
         let mut replay = Replay::new(bucket.clone(), codec.clone(), window, last.replay_after);
         let Read::Whole = replay.read_to_end(u64::MAX).await? else {
@@ -301,6 +310,10 @@ impl Mounted {
             Ok(()) => self.tree.engine.close().await,
             Err(error) => Err(error),
         };
+        // Before the lease: who has that next may use the directory.
+        if let Some(disk_cache) = self.tree.segments.reader().disk_cache() {
+            disk_cache.close();
+        }
         if let Err(error) = closed {
             tracing::warn!(%error, "the volume's end is not in its bucket");
             self.abort();
@@ -323,9 +336,6 @@ impl Mounted {
         if let Some(held) = &self.held {
             // Also where the bucket does not know of the release.
             held.give_up();
-        }
-        if let Some(disk_cache) = self.tree.segments.reader().disk_cache() {
-            disk_cache.close();
         }
         self.tree.pending.clear();
     }

@@ -34,6 +34,9 @@ const STEP_MIN: u64 = 1 << 20;
 const STREAMS: usize = 8;
 /// A stream that was not read from for this long begins again: what was read ahead is gone.
 const PAUSE_MAX: Duration = Duration::from_secs(8);
+/// The window grows while half of it is used in less time than this, and shrinks if it takes longer.
+const FAST: Duration = Duration::from_secs(2);
+const SLOW: Duration = Duration::from_secs(4);
 /// Extents that are read ahead at a time.
 const EXTENTS: usize = 256;
 
@@ -45,6 +48,8 @@ struct Stream {
     /// Up to here it is read ahead.
     ahead: u64,
     window: u64,
+    /// When the window was read ahead last.
+    grown: Instant,
     used: Instant,
 }
 
@@ -77,7 +82,7 @@ impl Streams {
                 {
                     streams.swap_remove(oldest);
                 }
-                streams.push(Stream { next: end, ahead: end, window: 0, used: now });
+                streams.push(Stream { next: end, ahead: end, window: 0, grown: now, used: now });
                 (streams.last_mut()?, true)
             }
         };
@@ -91,7 +96,14 @@ impl Streams {
         if stream.ahead - stream.next > stream.window / 2 || stream.ahead >= size {
             return None;
         }
-        stream.window = (2 * stream.window).max(len).clamp(WINDOW_MIN, WINDOW_MAX);
+        // A slow reader finds gone what was read ahead for long.
+        let window = match now.duration_since(stream.grown) {
+            took if took < FAST => 2 * stream.window,
+            took if took > SLOW => stream.window / 2,
+            _ => stream.window,
+        };
+        stream.grown = now;
+        stream.window = window.max(len).clamp(WINDOW_MIN, WINDOW_MAX);
         let (from, to) = (stream.ahead, stream.next.saturating_add(stream.window).min(size));
         let wanted = to.checked_sub(from).filter(|wanted| *wanted > 0)?;
         let reserved = reserve(wanted);
@@ -135,6 +147,10 @@ impl Tree {
         let mut fetches = JoinSet::new();
         for (object, run) in runs {
             let part = reserved.split(run.len() as u64 * BLOCK);
+            if part.bytes == 0 {
+                // Small extents take more than their own bytes.
+                break;
+            }
             let tree = Arc::clone(self);
             fetches.spawn(async move { tree.segments.reader().fetch_ahead(object, run, part).await });
         }
@@ -144,7 +160,7 @@ impl Tree {
     }
 
     /// The blocks in which the part `range` of these extents is: runs of one object, each one GET.
-    fn runs_of(&self, extents: &[Extent], range: Range<u64>) -> Result<Vec<(Object, Range<u32>)>> {
+    pub(crate) fn runs_of(&self, extents: &[Extent], range: Range<u64>) -> Result<Vec<(Object, Range<u32>)>> {
         let mut runs: Vec<(Object, Range<u32>)> = Vec::new();
         for extent in extents {
             let part = extent.part(extent.start.max(range.start), extent.end().min(range.end));

@@ -139,6 +139,7 @@ impl Reader {
         for claim in self.blocks.claim_ahead(object, run) {
             if let Err(error) = self.fetch(claim, &self.ahead_bucket).await {
                 tracing::debug!(%error, "a part is not read ahead");
+                break;
             }
         }
         drop(reserved);
@@ -152,9 +153,33 @@ impl Reader {
         }
     }
 
+    /// Brings blocks of an object to the disk cache, those that it has not.
+    ///
+    /// # Errors
+    /// `Unsupported`: there is no disk cache, or it was switched off. The bucket's.
+    pub(crate) async fn warm(&self, object: Object, run: Range<u32>) -> Result<()> {
+        let no_cache = |why| Error::with(ErrorKind::Unsupported, "warm", why);
+        let Some(disk) = &self.disk else {
+            return Err(no_cache("the volume has no disk cache: mount it with -o disk_cache=DIR"));
+        };
+        let missing = |number: &u32| !disk.has((object, *number));
+        let (Some(first), Some(last)) = (run.clone().find(missing), run.rev().find(missing)) else {
+            return Ok(());
+        };
+        if let Ok(_permit) = self.ahead.acquire().await {
+            for (key, bytes) in self.get(object, first..last + 1, &self.bucket).await? {
+                disk.keep(key, bytes).await;
+            }
+        }
+        if !disk.is_on() {
+            return Err(no_cache("the volume's disk cache was switched off: the log says why"));
+        }
+        Ok(())
+    }
+
     /// An object was written: it goes to the disk cache, if that has time for it.
     pub(crate) fn wrote(&self, object: Object, parts: &[Bytes]) {
-        let Some(disk) = self.disk.as_ref().filter(|disk| disk.is_on()) else { return };
+        let Some(disk) = self.disk.as_ref().filter(|disk| disk.has_room()) else { return };
         let whole = parts.concat();
         split(object, 0, &whole).iter().for_each(|(key, bytes)| disk.offer(*key, bytes));
     }

@@ -223,9 +223,11 @@ impl Requests {
                 (Retry::Briefly, Patience::For(_)) => begun.elapsed() < BRIEFLY,
                 (Retry::Mounted, Patience::For(_)) => false,
             };
+            if !is_retried {
+                return Err(Unanswered::Problem(problem));
+            }
             let pause = self.pauses.lock().next(failures, problem.is_throttle());
-            let is_late = deadline.is_some_and(|deadline| Instant::now() + pause >= deadline);
-            if !is_retried || is_late {
+            if deadline.is_some_and(|deadline| Instant::now() + pause >= deadline) {
                 return Err(Unanswered::Problem(problem));
             }
             tracing::debug!(%problem, ?pause, failures, "a request to the bucket is tried again");

@@ -227,6 +227,10 @@ impl Store for BucketStore {
         })
     }
 
+    fn warm(&self, id: ObjectId, offset: u64, len: u64) -> Result<()> {
+        self.wait(self.tree.warm(id.0, offset, len))
+    }
+
     fn requests(&self) -> Option<RequestStats> {
         Some(self.mounted.requests())
     }

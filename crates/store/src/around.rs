@@ -73,6 +73,9 @@ impl<A: Around> Store for AroundStore<A> {
     fn snapshots(&self) -> Option<&dyn Snapshots> {
         self.inner.snapshots()
     }
+    fn warm(&self, id: ObjectId, offset: u64, len: u64) -> Result<()> {
+        self.around.call("warm", || self.inner.warm(id, offset, len))
+    }
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
         self.around.call("lookup", || self.inner.lookup(parent, name))
     }

@@ -158,6 +158,16 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         None
     }
 
+    /// Brings a part of a file to the store's cache on this host's disk.
+    ///
+    /// # Errors
+    /// `Unsupported`, in plain words: there is none.
+    fn warm(&self, id: ObjectId, offset: u64, len: u64) -> Result<()> {
+        let _ = (id, offset, len);
+        let why = "only a volume on object storage that is mounted with -o disk_cache=DIR has a disk cache";
+        Err(Error::with(ErrorKind::Unsupported, "warm", why))
+    }
+
     /// Makes every completed call of this store durable, and waits for no other program's changes.
     fn sync(&self) -> Result<()>;
 

@@ -81,6 +81,14 @@ impl Volume {
         self.core.bdi.set_dirty_max(cgroup, bytes_max);
     }
 
+    /// Brings a part of a file to the store's cache on this host's disk.
+    ///
+    /// # Errors
+    /// The store's; `Unsupported`: it has none.
+    pub fn warm(&self, node: crate::NodeId, offset: u64, len: u64) -> crate::Result<()> {
+        Ok(self.core.store.warm(node, offset, len)?)
+    }
+
     /// The tenants that write.
     #[must_use]
     pub fn tenants(&self) -> &Tenants {

@@ -101,6 +101,14 @@ pub enum Verb {
     #[command(after_help = CLONE_VOLUME_HELP)]
     CloneVolume(CloneVolumeArgs),
 
+    /// Bring files of a volume on object storage to the disk cache of its mount.
+    #[command(after_help = "Examples:\n  \
+        watertight mount -d -o disk_cache=/var/cache/watertight s3://bucket/prefix /mnt/data\n  \
+        watertight warm /mnt/data/project\n\n\
+        What is there already is not fetched again. Links are not followed; other file systems and attached volumes are left out. \
+        Exit codes: 0 all is in the cache, 1 there is none, something could not be fetched, or a signal stopped it, 2 bad input.")]
+    Warm(WarmArgs),
+
     /// Unmount: return when the data is on the store and the store is free.
     #[command(
         visible_alias = "unmount",
@@ -453,6 +461,16 @@ pub struct SnapshotArgs {
     #[arg(long, value_name = "FILE")]
     pub encrypt_key_file: Option<PathBuf>,
     /// For programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `warm`.
+#[derive(Debug, Args)]
+pub struct WarmArgs {
+    /// A file or a directory in a mounted volume.
+    pub path: OsString,
+    /// For programs: `files`, `bytes`, `failed`, `stopped`.
     #[arg(long)]
     pub json: bool,
 }

@@ -121,6 +121,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         | Verb::CloneVolume(_) => {
             return Err(object_volumes::absent());
         }
+        Verb::Warm(args) => verbs::warm::run(args)?,
         Verb::Umount(args) => umount::run(args)?,
         Verb::Attach(args) => attach::attach(args)?,
         Verb::Detach(args) => attach::detach(args)?,

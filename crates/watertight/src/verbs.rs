@@ -5,7 +5,7 @@
 //! | `umount`, `one_of_several`, `ended` | `umount`; of one of several mounts; how a volume ended |
 //! | `format`, `info`, `change_key`, `gc`, `snapshot`, `clone_volume` | those of their names: volumes on object storage, mounted or not |
 //! | `attach`, `clone` | `attach`, `detach`, `move`; `clone` |
-//! | `sync`, `status`, `events`, `wait`, `limit`, `top`, `demo`, `bench`, `man_pages` | those of their names |
+//! | `sync`, `status`, `events`, `wait`, `limit`, `top`, `warm`, `demo`, `bench`, `man_pages` | those of their names |
 //! | `mount_helpers` | `install-helpers`, and the helpers that mount(8) and umount(8) call |
 
 pub mod attach;
@@ -35,3 +35,4 @@ pub mod sync;
 pub mod top;
 pub mod umount;
 pub mod wait;
+pub mod warm;

@@ -99,19 +99,26 @@ fn names(dir: &OwnedFd) -> io::Result<impl Iterator<Item = String>> {
 
 /// Checks that a directory is a cache's, and marks an empty one as such.
 fn check_mark(dir: &OwnedFd) -> Result<(), String> {
-    if statat(dir, MARK, AtFlags::SYMLINK_NOFOLLOW)
-        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
-    {
+    let is_marked = || {
+        statat(dir, MARK, AtFlags::SYMLINK_NOFOLLOW)
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
+    };
+    if is_marked() {
         return Ok(());
     }
-    if let Some(name) = names(dir).map_err(|error| error.to_string())?.next() {
+    let name = names(dir).map_err(|error| error.to_string())?.next();
+    // Another mount may be marking it.
+    if let Some(name) = name.filter(|_| !is_marked()) {
         return Err(format!(
             "it is not empty, and no cache: it has {name:?}; give an empty directory, or one to be made"
         ));
     }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(dir, MARK, flags, Mode::RUSR | Mode::WUSR).map_err(|error| io::Error::from(error).to_string())?;
-    Ok(())
+    match openat(dir, MARK, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(_) => Ok(()),
+        Err(Errno::EXIST) if is_marked() => Ok(()),
+        Err(error) => Err(io::Error::from(error).to_string()),
+    }
 }
 
 fn open_volume(path: &Path, uuid: [u8; 16]) -> Result<(OwnedFd, OwnedFd), String> {

@@ -201,3 +201,27 @@ fn directories_that_are_no_caches_are_refused_in_plain_words() {
     first.close();
     assert!(DiskCache::open(&options(dir.path(), DISK_CACHE_MIN), UUID).is_ok());
 }
+
+#[tokio::test]
+async fn a_copy_of_a_bucket_and_an_earlier_state_of_it_are_others() {
+    assert_eq!(identity(UUID, "s3://a/v"), identity(UUID, "s3://a/v"));
+    assert_ne!(identity(UUID, "s3://a/v"), identity(UUID, "s3://b/v"));
+    let dir = tempfile::tempdir().unwrap();
+    let (early, late) = ((Object::Segment(3, 0), 0), (Object::Segment(5, 0), 0));
+    let fill = async || {
+        let cache = DiskCache::open(&options(dir.path(), DISK_CACHE_MIN), UUID).unwrap();
+        for key in [early, late] {
+            cache.keep(key, Bytes::from_static(b"block")).await;
+        }
+        cache.close();
+    };
+    fill().await;
+    let cache = DiskCache::open(&options(dir.path(), DISK_CACHE_MIN), UUID).unwrap();
+    cache.is_of(5);
+    assert!(cache.has(early) && cache.has(late), "they are of this state");
+    cache.is_of(4);
+    assert!(!cache.has(early) && !cache.has(late), "an earlier state has others of these names");
+    cache.close();
+    let cache = DiskCache::open(&options(dir.path(), DISK_CACHE_MIN), UUID).unwrap();
+    assert!(!cache.has(early), "they are removed");
+}

@@ -14,8 +14,8 @@ use slatedb::config::{CheckpointOptions, CheckpointScope};
 use store::{Error, ErrorKind, Result};
 
 use super::slate::{SlateEngine, newest_manifest, plain};
-use crate::api::in_utc;
 use crate::rows::Totals;
+use crate::utc::in_utc;
 
 /// A snapshot.
 #[derive(Debug, Clone, PartialEq)]

@@ -8,7 +8,8 @@ use sync::mutant::is_on;
 use super::{MountOptions, Mounted};
 use crate::bucket::Bucket;
 use crate::clone_volume;
-use crate::engine::{Batch, Engine as _, ReadEngine, SlateEngine, Snapshot, Then, snapshots};
+use crate::engine::{Batch, Engine as _, ReadEngine, SlateEngine, Snapshot, Then};
+use crate::find_snapshot::{check_name, list, not_there};
 use crate::log::CommitLog;
 use crate::rows::{self, Born};
 use crate::segments::Segments;
@@ -18,58 +19,7 @@ use crate::tree::Tree;
 const SNAPSHOTS_MAX: usize = 1000;
 /// More objects of the log than are written while a snapshot is made.
 const MEANWHILE: u64 = 1 << 20;
-/// The longest name.
-const NAME_BYTES_MAX: usize = 100;
-
 const OP: &str = "snapshot";
-
-/// Whether a snapshot may have this name.
-pub(crate) fn check_name(name: &str) -> Result<()> {
-    let why = if name.is_empty() {
-        "it is empty"
-    } else if name.len() > NAME_BYTES_MAX {
-        "it has more than 100 bytes"
-    } else if name.chars().any(|c| matches!(c, '/' | ',') || c.is_control()) {
-        "it has a slash, a comma or a control character"
-    } else if name.trim() != name {
-        "it begins or ends with a space"
-    } else {
-        return Ok(());
-    };
-    let shown: String = name.chars().filter(|c| !c.is_control()).take(NAME_BYTES_MAX).collect();
-    Err(Error::with(ErrorKind::Invalid, OP, format!("`{shown}` is no name of a snapshot: {why}")))
-}
-
-/// An error: there is no snapshot of this name.
-pub(crate) fn not_there(bucket: &Bucket, name: &str, there: &[Snapshot]) -> Error {
-    let url = bucket.url();
-    let detail = match there.last() {
-        Some(last) => {
-            format!(
-                "{url}: there is no snapshot `{name}`; `watertight snapshot list` lists them, the last is `{}`",
-                last.name
-            )
-        }
-        None => format!("{url}: there is no snapshot `{name}`, and no other"),
-    };
-    Error::with(ErrorKind::NotFound, OP, detail)
-}
-
-/// The snapshots of a volume, the oldest first, whoever holds it.
-pub(crate) async fn list(bucket: &Bucket) -> Result<Vec<Snapshot>> {
-    let (store, root) = bucket.raw();
-    snapshots((store, &root), bucket.parents().manifest()).await
-}
-
-/// The snapshot `name` of a volume, whoever holds it.
-pub(crate) async fn find(bucket: &Bucket, name: &str) -> Result<Snapshot> {
-    check_name(name)?;
-    let mut there = list(bucket).await?;
-    match there.iter().position(|snapshot| snapshot.name == name) {
-        Some(at) => Ok(there.swap_remove(at)),
-        None => Err(not_there(bucket, name, &there)),
-    }
-}
 
 impl Mounted {
     fn writing_engine(&self) -> Result<&SlateEngine> {
@@ -160,7 +110,7 @@ impl Mounted {
         snapshot: &Snapshot,
         options: MountOptions,
     ) -> Result<Arc<Self>> {
-        let disk_cache = options.open_disk_cache()?;
+        let disk_cache = options.open_disk_cache(&bucket)?;
         let MountOptions { codec, window, size_max, .. } = options;
         let (store, root) = bucket.raw();
         let engine = ReadEngine::open_snapshot((store, &root), codec.clone(), snapshot).await?;

@@ -14,7 +14,7 @@ use super::faults::Random;
 use super::host::observe;
 use super::model::Seen;
 use crate::bucket::Bucket;
-use crate::mount::snapshots::{find, list};
+use crate::find_snapshot::{find, list};
 use crate::mount::{MountOptions, Mounted};
 use crate::readers::Mark;
 

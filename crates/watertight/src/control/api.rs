@@ -7,6 +7,7 @@ mod ended;
 mod snapshots;
 mod state;
 mod store_requests;
+mod warm;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,6 +27,7 @@ pub use ended::{Ended, FILES_NAMED_MAX, FileError, Unwritten};
 pub use snapshots::{Snapshot, SnapshotsReply, SnapshotsRequest};
 pub use state::{State, UmountKind};
 pub use store_requests::{DiskCache, Journal, Latency, StoreRequestKind, StoreRequests, Unanswered};
+pub use warm::{WarmFailure, WarmPiece, WarmReply, WarmRequest};
 
 pub use crate::host::process::Process;
 

@@ -13,7 +13,7 @@
 //! | `Events`, at one socket | 256 | 192 | 192 | 64 | none | | |
 //! | `Wait` | 256 | 192 | 128 | 64 | none | | |
 //! | `Sync`, by the caller's policy | 256 | 192 | 64 | 32 | 64 | 48 | 2 |
-//! | `SyncAll`, `Umount`, `Force`, `Tree` | 64 | 48 | 32 | 16 | 16 | 12 | 8 |
+//! | `SyncAll`, `Umount`, `Force`, `Tree`, `Warm` | 64 | 48 | 32 | 16 | 16 | 12 | 8 |
 //!
 //! All listeners for events at all sockets of a server, whose connections have two descriptors
 //! each, are bounded by a sixteenth of the descriptors for each user.
@@ -50,6 +50,8 @@ pub(super) enum CallKind {
     Force,
     /// A volume to be attached, detached or moved.
     Tree,
+    /// The store: data for the disk cache.
+    Warm,
 }
 
 impl CallKind {
@@ -78,7 +80,7 @@ struct Bounds {
     process: Bound,
 }
 
-const BOUNDS: [Bounds; 7] = {
+const BOUNDS: [Bounds; 8] = {
     const fn bound(callers: usize, threads: usize) -> Bound {
         Bound { callers, threads }
     }
@@ -88,6 +90,7 @@ const BOUNDS: [Bounds; 7] = {
         Bounds { all: bound(256, 0), user: bound(192, 0), cgroup: bound(192, 0), process: bound(64, 0) },
         Bounds { all: bound(256, 0), user: bound(192, 0), cgroup: bound(128, 0), process: bound(64, 0) },
         Bounds { all: bound(256, 64), user: bound(192, 48), cgroup: bound(64, 2), process: bound(32, 2) },
+        SHORT,
         SHORT,
         SHORT,
         SHORT,

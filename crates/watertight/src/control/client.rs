@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 use super::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, ErrorReply, LeaveReply,
     LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, SnapshotsReply, SnapshotsRequest, Status,
-    Synced, UmountReply, UmountRequest, WaitReply,
+    Synced, UmountReply, UmountRequest, WaitReply, WarmReply, WarmRequest,
 };
 use super::events::Event;
 use crate::control::volume_id::VolumeId;
@@ -253,6 +253,14 @@ impl Client {
     /// See [`CallError`].
     pub fn move_to(&self, request: &MoveRequest) -> Result<MoveReply, CallError> {
         self.call(Method::POST, "/v1/move", request, None)
+    }
+
+    /// Brings files to the disk cache.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn warm(&self, request: &WarmRequest) -> Result<WarmReply, CallError> {
+        self.call(Method::POST, "/v1/warm", request, None)
     }
 
     /// Shows a clone of the namespace at a second mountpoint.

@@ -53,6 +53,7 @@ enum Call {
     Clone,
     Leave,
     Snapshots,
+    Warm,
 }
 
 /// A call that the server takes.
@@ -70,7 +71,7 @@ const fn route(method: Method, path: &'static str, call: Call) -> Route {
 }
 
 /// All calls.
-pub static ROUTES: [Route; 17] = [
+pub static ROUTES: [Route; 18] = [
     route(Method::GET, "/healthz", Call::Health),
     route(Method::GET, "/metrics", Call::Metrics),
     route(Method::GET, "/v1/openapi.json", Call::OpenApi),
@@ -88,6 +89,7 @@ pub static ROUTES: [Route; 17] = [
     route(Method::POST, "/v1/clone", Call::Clone),
     route(Method::POST, "/v1/leave", Call::Leave),
     route(Method::POST, "/v1/snapshots", Call::Snapshots),
+    route(Method::POST, "/v1/warm", Call::Warm),
 ];
 
 pub(super) type Reply = Response<Either<Full<Bytes>, Stream>>;
@@ -156,6 +158,7 @@ pub(super) async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Resul
         Call::Clone => {
             with_body(request, &peer, |_| CallKind::Tree, move |body| service.clone_to(body)).await
         }
+        Call::Warm => with_body(request, &peer, |_| CallKind::Warm, move |body| service.warm(body)).await,
         Call::Leave => {
             let kind = |body: &LeaveRequest| CallKind::of(body.how);
             with_body(request, &peer, kind, move |body| service.leave(body)).await

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use super::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, LeaveReply,
     LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, SnapshotsReply, SnapshotsRequest, Status,
-    Synced, UmountReply, UmountRequest,
+    Synced, UmountReply, UmountRequest, WarmReply, WarmRequest,
 };
 use super::volume_id::VolumeId;
 
@@ -29,6 +29,13 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// The reason, in words.
     fn sync(&self, by: Option<u32>) -> Result<Synced, String>;
+    /// Brings files to the disk cache.
+    ///
+    /// # Errors
+    /// Why not, in words: there is none.
+    fn warm(&self, _request: WarmRequest) -> Result<WarmReply, String> {
+        Err("this volume has no disk cache".to_owned())
+    }
     /// The limits of cgroups.
     fn limits(&self) -> Limits;
     /// Changes them; returns the new ones.

@@ -9,7 +9,7 @@ use volume::{DrainReport, Volume, VolumeState, WbStatus};
 use super::volume_info::VolumeInfo;
 use crate::control::api::{
     CGROUPS_NAMED_MAX, Cgroup, CgroupLimits, Ended, FILES_NAMED_MAX, FileError, LimitRequest, Limits,
-    Stalled, State, Status, Unwritten, millis, now_ms,
+    Stalled, State, Status, Unwritten, WarmFailure, WarmReply, WarmRequest, millis, now_ms,
 };
 use crate::host::mountinfo;
 use crate::term::shown::{Name, Words};
@@ -60,6 +60,27 @@ pub fn limit(volume: &Volume, request: &LimitRequest) -> Result<Limits, String> 
     let change = request.limits.parse().map_err(|error: volume::LimitError| error.to_string())?;
     volume.limit(&cgroup, &change);
     Ok(limits(volume))
+}
+
+/// Brings files to the disk cache of one volume.
+///
+/// # Errors
+/// It has none.
+pub fn warm(volume: &Volume, request: &WarmRequest) -> Result<WarmReply, String> {
+    let mut reply = WarmReply::default();
+    for piece in &request.pieces {
+        match volume.warm(store::ObjectId(piece.file), piece.offset, piece.len) {
+            Ok(()) => reply.bytes += piece.len,
+            Err(volume::Error::Store(error)) => match error.kind() {
+                store::ErrorKind::Unsupported => return Err(error.detail().unwrap_or("no").to_owned()),
+                // Removed meanwhile.
+                store::ErrorKind::Stale | store::ErrorKind::NotFound => {}
+                _ => reply.failed.push(WarmFailure { file: piece.file, error: error.to_string().into() }),
+            },
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Ok(reply)
 }
 
 /// The limits of cgroups in one volume.

@@ -23,7 +23,7 @@ use super::volume_info::VolumeInfo;
 use crate::control::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, LeaveReply,
     LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Requests, SnapshotsReply, SnapshotsRequest,
-    State, Status, Synced, UmountKind, UmountReply, UmountRequest,
+    State, Status, Synced, UmountKind, UmountReply, UmountRequest, WarmReply, WarmRequest,
 };
 use crate::control::service::Service;
 use crate::control::volume_id::VolumeId;
@@ -177,6 +177,10 @@ impl Service for MountedVolume {
             Vec::new()
         };
         Ok(Synced { id: self.info.id.clone(), left_out: left_out.into_iter().map(Name::from).collect() })
+    }
+
+    fn warm(&self, request: WarmRequest) -> Result<WarmReply, String> {
+        super::figures::warm(&self.volume, &request)
     }
 
     fn limits(&self) -> Limits {

@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use store::{ErrorKind, Name, ObjectId};
 
+use crate::find_snapshot::find;
 use crate::garbage::tests::{LARGE, assert_counted, bucket, collector, make, open, write};
-use crate::mount::snapshots::find;
 use crate::mount::{MountOptions, Mounted};
 use crate::readers::Mark;
 

@@ -13,7 +13,7 @@ use super::types::{Attached, Attachments, Mountpoint};
 use crate::cli::opts::MountOptions;
 use crate::control::api::{
     DetachRequest, Ended, LimitRequest, Limits, Process, Requests, SnapshotsReply, SnapshotsRequest, State,
-    Status, Synced, UmountReply, UmountRequest, now_ms,
+    Status, Synced, UmountReply, UmountRequest, WarmReply, WarmRequest, now_ms,
 };
 use crate::control::{server::ListenerGuard, service::Service};
 use crate::daemon::figures;
@@ -238,6 +238,10 @@ impl Service for Attached {
     fn sync(&self, by: Option<u32>) -> Result<Synced, String> {
         self.sync_data(by)?;
         Ok(Synced { id: self.id.clone(), left_out: Vec::new() })
+    }
+
+    fn warm(&self, request: WarmRequest) -> Result<WarmReply, String> {
+        figures::warm(&self.volume, &request)
     }
 
     fn limits(&self) -> Limits {

@@ -1,7 +1,7 @@
 //! Data of a volume on object storage on this host's disk.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -145,4 +145,39 @@ fn a_directory_that_is_no_cache_is_refused_before_the_volume_is_mounted() {
     let mut command = rig.command(&["mount", "-o", "disk_cache=/cache", plain.to_str().unwrap()]);
     command.arg(&rig.mnt);
     crate::rig::run(command).ends(2, "option disk_cache=/cache is for volumes on object storage");
+}
+
+#[test]
+fn warm_brings_a_tree_to_the_disk_and_says_where_there_is_none() {
+    let Some(mut world) = World::new() else { return };
+    let daemon = world.mount("");
+    fs::create_dir_all(world.path("tree/below")).unwrap();
+    fs::write(world.path("tree/large"), noise()).unwrap();
+    fs::write(world.path("tree/below/small"), "small").unwrap();
+    fs::write(world.path("apart"), noise()).unwrap();
+    symlink(world.path("apart"), world.path("tree/link")).unwrap();
+    fs::write(world.path("tree/below/empty"), "").unwrap();
+    let tree = world.path("tree").to_str().unwrap().to_owned();
+    world.rig.run(&["warm", &tree]).ends(1, "it has no disk cache");
+    world.umount(&daemon);
+
+    let daemon = world.mount(&options(&world));
+    let out = world.rig.run(&["warm", "--json", &tree]).ok();
+    let done: Value = serde_json::from_str(&out.stdout).unwrap();
+    assert_eq!((&done["files"], &done["failed"], &done["stopped"]), (&3.into(), &0.into(), &false.into()));
+    assert_eq!(number(&done["bytes"]), LARGE as u64 + 5);
+    let got = number(&figures(&world)["received_bytes"]);
+    world.rig.run(&["warm", &tree]).ok().says("3 files with 3.0 MiB are in the disk cache");
+    let more = number(&figures(&world)["received_bytes"]) - got;
+    assert!(more < 100_000, "what is there is fetched again: {more} bytes");
+    world.rig.run(&["warm", "/proc/self"]).ends(2, "is not inside a mounted Watertight volume");
+    world.umount(&daemon);
+
+    let daemon = world.mount(&options(&world));
+    assert!(fs::read(world.path("tree/large")).unwrap() == noise());
+    assert_eq!(fs::read(world.path("tree/below/small")).unwrap(), b"small");
+    assert_eq!(number(&figures(&world)["disk_cache"]["misses"]), 0);
+    assert!(fs::read(world.path("apart")).unwrap() == noise());
+    assert!(number(&figures(&world)["disk_cache"]["misses"]) > 8, "links are not followed");
+    world.umount(&daemon);
 }
