@@ -112,7 +112,7 @@ mod tests {
         }
         let journal = Some(LeftJournal { host: "a\nb".to_owned(), directory: "/j".to_owned() });
         let left = page(&Info { journal, ..info.clone() });
-        assert!(left.lines().count() == 7 && left.contains("/j: it may have data"), "{left}");
+        assert!(left.lines().count() == 8 && left.contains("/j: it may have data"), "{left}");
         let free = Info { holder: None, bytes: Some(2048), files: Some(3), ..info };
         assert!(page(&free).contains("nobody") && page(&free).contains("3 files"), "{}", page(&free));
     }

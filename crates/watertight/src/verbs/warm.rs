@@ -313,7 +313,7 @@ fn call(client: &Client, request: &WarmRequest, done: &Mutex<Totals>) -> std::re
     Ok(())
 }
 
-/// `/mnt: 12 of 100 files, 1.0 MiB of 9.0 MiB, 512 KiB/s, 16 s left`.
+/// `/mnt: 12 of 100 files, 1.0 MiB of 9.0 MiB, 512.0 KiB/s, 16.0 s left`.
 fn line(shown: &str, done: &Totals, all: &Totals, rate: u64) -> String {
     let (bytes, of) = (units::bytes(done.bytes), units::bytes(all.bytes));
     let mut text =
@@ -347,7 +347,7 @@ mod tests {
         let all = Totals { files: 100, bytes: 9 << 20, ..Totals::default() };
         let done = Totals { files: 12, bytes: 1 << 20, ..Totals::default() };
         let text = line("/mnt", &done, &all, 512 << 10);
-        assert_eq!(text, "/mnt: 12 of 100 files, 1.0 MiB of 9.0 MiB, 512 KiB/s, 16.0 s left");
+        assert_eq!(text, "/mnt: 12 of 100 files, 1.0 MiB of 9.0 MiB, 512.0 KiB/s, 16.0 s left");
         assert!(line("/mnt", &done, &all, 0).ends_with("/s"), "nobody knows how long");
     }
 }
