@@ -84,7 +84,7 @@ pub struct JournalStats {
     pub disk_bytes: u64,
     /// The most that it may take.
     pub disk_bytes_max: u64,
-    /// Fsyncs that waited for the service, because the journal was full or broken.
+    /// Fsyncs and segments that waited for the service, because the journal was full or broken.
     pub passed_by: u64,
     /// Why it takes nothing any more, in plain words.
     pub failed: Option<String>,

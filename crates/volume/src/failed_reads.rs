@@ -1,4 +1,5 @@
-//! Which failed reads have a line in the log: a caller that reads a damaged file could fill the log.
+//! Which failed reads have a line in the log: a caller that reads a damaged file could fill the
+//! log.
 
 use std::time::Duration;
 

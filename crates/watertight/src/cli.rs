@@ -211,8 +211,8 @@ pub enum Verb {
         what is left is printed.")]
     Wait(WaitArgs),
 
-    /// Show in under a minute what an unmount that tells the truth is worth, and volumes that do not
-    /// wait for each other.
+    /// Show in under a minute what an unmount that tells the truth is worth, and volumes that do
+    /// not wait for each other.
     #[command(after_help = "Examples:\n  watertight demo\n  watertight demo objects\n\n\
             Needs the right to mount: root, or /dev/fuse and fusermount3. Where this \
             user can make no cgroups, it says so and leaves out the part that needs two. Leaves nothing behind.\n\n\
@@ -298,8 +298,8 @@ impl Verb {
     }
 }
 
-/// A mistake in a command line, with its words as they are [shown](crate::term::shown): `find` and the
-/// like may put any file's name there.
+/// A mistake in a command line, with its words as they are [shown](crate::term::shown): `find` and
+/// the like may put any file's name there.
 #[must_use]
 pub fn shown_error<T>(
     error: clap::Error,

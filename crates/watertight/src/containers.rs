@@ -1,5 +1,5 @@
-//! Volumes for container engines: what they call is answered here, and what a call needs of a volume
-//! is done by processes of this program that outlive the one that started them.
+//! Volumes for container engines: what they call is answered here, and what a call needs of a
+//! volume is done by processes of this program that outlive the one that started them.
 //!
 //! | module | purpose |
 //! |---|---|

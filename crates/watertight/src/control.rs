@@ -20,7 +20,7 @@
 //! too many (module `connections`). The caller is root or the mount's owner: the socket is 0600 in
 //! a directory of the owner's, and both sides check the other's user id as the kernel reports it.
 
-mod accept;
+pub(crate) mod accept;
 pub mod api;
 mod call_limits;
 pub mod client;

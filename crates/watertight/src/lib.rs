@@ -21,8 +21,8 @@
 //!
 //! A module uses those below it; in the row of three, `verbs` and `serve` use `daemon` as well, and
 //! all three use `cli`, which has the options. So `host`, `control` and `registry` know neither the
-//! verbs nor the mount process. Read `daemon::mount` first: a mount from its first check to its end;
-//! then `verbs::umount`, and the table of calls in `control`.
+//! verbs nor the mount process. Read `daemon::mount` first: a mount from its first check to its
+//! end; then `verbs::umount`, and the table of calls in `control`.
 //!
 //! The binary is [`main`] and nothing else; everything is a library so that tests reach it.
 

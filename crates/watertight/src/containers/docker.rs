@@ -8,18 +8,18 @@
 //! | `Remove` | unmounts what no process holds, and forgets the name; the data stays |
 //! | `Path`, `Get`, `List`, `Capabilities` | tell |
 //!
-//! The engine's deadlines are kept (Docker waits for 120 s for `Create` and `Mount`, and for 60 s for
-//! the others): what is not done by then goes on, and its caller gets an error that says so (module
-//! `turns`). Mounts are served by processes in the background (module `mounts`), so that neither
-//! restart nor crash of the plugin touches one.
+//! The engine's deadlines are kept (Docker waits for 120 s for `Create` and `Mount`, and for 60 s
+//! for the others): what is not done by then goes on, and its caller gets an error that says so
+//! (module `turns`). Mounts are served by processes in the background (module `mounts`), so that
+//! neither restart nor crash of the plugin touches one.
 //!
 //! # Uses
-//! An engine mounts a volume by an id, a container's, and may do so several times: `docker cp` into a
-//! container that runs mounts and unmounts by that container's id. So uses are counted for each id.
-//! They are on disk before the engine has its answer, and void after a reboot, as mounts are. A use
-//! whose caller left before it was answered is taken back. An engine that crashed may not unmount
-//! what it had mounted: where an id that is known mounts, or a volume is removed, and the kernel
-//! shows nothing that holds the mount, what was counted is void.
+//! An engine mounts a volume by an id, a container's, and may do so several times: `docker cp` into
+//! a container that runs mounts and unmounts by that container's id. So uses are counted for each
+//! id. They are on disk before the engine has its answer, and void after a reboot, as mounts are. A
+//! use whose caller left before it was answered is taken back. An engine that crashed may not
+//! unmount what it had mounted: where an id that is known mounts, or a volume is removed, and the
+//! kernel shows nothing that holds the mount, what was counted is void.
 //!
 //! A volume without uses is not left mounted: where it could not be unmounted, because a process of
 //! the host held it or its mount was not waited for, that is tried again until it is.
@@ -51,8 +51,8 @@ use volumes::Volumes;
 
 /// How long calls may take to get their answers when the plugin ends.
 const FINISH: Duration = Duration::from_secs(2);
-/// Calls that wait for processes or the disk, each on a thread: one for each volume, whose stores may
-/// all not answer, and some that describe.
+/// Calls that wait for processes or the disk, each on a thread: one for each volume, whose stores
+/// may all not answer, and some that describe.
 const THREADS_MAX: usize = VOLUMES_MAX + 2048;
 
 /// Runs the verb, until a signal ends it. Mounts stay.
@@ -83,7 +83,7 @@ pub fn run(args: &DockerPluginArgs) -> Result<()> {
     .map_err(|error| Problem::failure(format!("cannot handle signals: {error}")))?;
     let boot_id = boot_id()?;
     let result = runtime.block_on(async {
-        let volumes = Volumes::load(Places::below(state)?, records, boot_id);
+        let volumes = Volumes::load(StateDirs::below(state)?, records, boot_id);
         let listener = Listener::bind(&args.socket)?;
         console().print(&format!("ready: listening at {}", args.socket.shown()));
         logging::take_all();
@@ -98,17 +98,17 @@ pub fn run(args: &DockerPluginArgs) -> Result<()> {
 
 /// Where the plugin has its files.
 #[derive(Debug, Clone)]
-struct Places {
+struct StateDirs {
     mounts: PathBuf,
     logs: PathBuf,
 }
 
-impl Places {
+impl StateDirs {
     fn below(state: PathBuf) -> Result<Self> {
-        let places = Self { mounts: state.join("mounts"), logs: state.join("logs") };
-        for dir in [&places.mounts, &places.logs] {
+        let dirs = Self { mounts: state.join("mounts"), logs: state.join("logs") };
+        for dir in [&dirs.mounts, &dirs.logs] {
             super::records::own_dir(dir)?;
         }
-        Ok(places)
+        Ok(dirs)
     }
 }

@@ -21,11 +21,11 @@ use crate::term::shown::Show as _;
 /// not keep one for each attempt.
 const MOUNT_MAX: Duration = Duration::from_secs(600);
 /// How long a mount waits for an earlier one of the same volume that some process still holds.
-const LEAVE: Duration = Duration::from_secs(90);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(90);
 /// A mount's log that is longer than this is set aside at the next mount.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 /// How long a mount process may take to say how it is.
-const STATUS: Duration = Duration::from_secs(2);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is at a directory.
 pub(super) enum Mounted {
@@ -64,7 +64,7 @@ impl Mounted {
     pub(super) fn status(&self) -> Option<Status> {
         match self {
             Self::Running(_, volume) | Self::Leaving(volume) => {
-                volume.found.client.as_ref()?.status_within(STATUS).ok()
+                volume.found.client.as_ref()?.status_within(STATUS_TIMEOUT).ok()
             }
             Self::No | Self::Dead => None,
         }
@@ -80,11 +80,11 @@ pub(super) fn mount(source: &str, options: &str, path: &Path, log: &Path) -> Res
     match Mounted::at(path)? {
         Mounted::Running(..) => return Ok(()),
         Mounted::Dead => {
-            // What was lost was said when it was found; whoever mounts wants to go on.
+            // What was lost was said when it was found: this caller goes on.
             let said = unmount_at(path).err().unwrap_or_default();
             tracing::warn!(volume = %path.shown().exact(), said, "cleared the mount of a process that is gone");
         }
-        Mounted::Leaving(volume) => wait(&volume, Some(LEAVE))?,
+        Mounted::Leaving(volume) => wait(&volume, Some(LEAVE_TIMEOUT))?,
         Mounted::No => {}
     }
     match DirBuilder::new().mode(0o700).create(path) {
@@ -99,7 +99,7 @@ pub(super) fn mount(source: &str, options: &str, path: &Path, log: &Path) -> Res
         arguments.extend(["-o".into(), options.into()]);
     }
     arguments.extend(["--".into(), source.into(), path.into()]);
-    program::run(&arguments, Some(MOUNT_MAX)).map(drop)
+    program::run(&arguments, Some(MOUNT_MAX))
 }
 
 /// Unmounts what is at `path`; returns when its data is on its store and the store is free, however
@@ -122,7 +122,7 @@ fn with_data_safe(why: String, path: &Path) -> String {
         return why;
     }
     match program::run(&["sync".as_ref(), "--".as_ref(), path.as_os_str()], None) {
-        Ok(_) => format!("{why}; what was written so far is on its store"),
+        Ok(()) => format!("{why}; what was written so far is on its store"),
         Err(error) => format!("{why}; and its data could not be written: {error}"),
     }
 }
@@ -142,7 +142,7 @@ pub(super) fn remove(path: &Path) -> Result<(), String> {
 }
 
 fn unmount_at(path: &Path) -> Result<(), String> {
-    program::run(&["umount".as_ref(), "--".as_ref(), path.as_os_str()], None).map(drop)
+    program::run(&["umount".as_ref(), "--".as_ref(), path.as_os_str()], None)
 }
 
 /// Waits for the end of a volume without a path.
@@ -150,7 +150,7 @@ fn wait(volume: &RegisteredVolume, patience: Option<Duration>) -> Result<(), Str
     let mut arguments = vec!["wait".to_owned()];
     arguments.extend(patience.map(|patience| format!("--timeout={}", patience.as_secs())));
     arguments.extend(["--".to_owned(), volume.record().id.to_string()]);
-    program::run(&arguments, None).map(drop)
+    program::run(&arguments, None)
 }
 
 /// Whether the volume at `path` is in use: a process has something of it open, or it is mounted in

@@ -2,8 +2,8 @@
 //! engine gets its answer, read strictly at the start.
 //!
 //! The directory is this user's alone (0700), and one process's at a time, by a lock that goes with
-//! the process. A file that is not as it should be keeps its volume's name, with the reason: nothing
-//! is guessed, and other volumes are served.
+//! the process. A file that is not as it should be keeps its volume's name, with the reason:
+//! nothing is guessed, and other volumes are served.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};

@@ -8,6 +8,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use sync::atomic::{AtomicU64, Ordering};
+use tokio::net::unix::UCred;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -94,14 +95,23 @@ pub(super) async fn accept(
     }
 }
 
-/// The peer's process and user, if it may call at all.
-fn admit(stream: &UnixStream, owner_uid: u32) -> Result<Caller, String> {
+/// The peer's process and user, if that is root or `owner_uid`.
+///
+/// # Errors
+/// Why the peer may not call.
+pub(crate) fn check_peer(stream: &UnixStream, owner_uid: u32) -> Result<UCred, String> {
     let peer = stream.peer_cred().map_err(|error| format!("its user is unknown: {error}"))?;
     if peer.uid() == 0 || peer.uid() == owner_uid {
-        Ok(Caller { pid: peer.pid().map_or(0, i32::unsigned_abs), uid: peer.uid() })
+        Ok(peer)
     } else {
         Err(format!("user {} is neither root nor the owner, {owner_uid}", peer.uid()))
     }
+}
+
+/// The caller at the other end, if it may call at all.
+fn admit(stream: &UnixStream, owner_uid: u32) -> Result<Caller, String> {
+    let peer = check_peer(stream, owner_uid)?;
+    Ok(Caller { pid: peer.pid().map_or(0, i32::unsigned_abs), uid: peer.uid() })
 }
 
 async fn serve(stream: UnixStream, peer: Arc<Peer>, closed: Arc<Notify>, mut stopped: watch::Receiver<bool>) {

@@ -13,7 +13,7 @@
 //! | `Events`, at one socket | 256 | 192 | 192 | 64 | none | | |
 //! | `Wait` | 256 | 192 | 128 | 64 | none | | |
 //! | `Sync`, by the caller's policy | 256 | 192 | 64 | 32 | 64 | 48 | 2 |
-//! | `SyncAll`, `Umount`, `Force`, `Tree`, `Warm` | 64 | 48 | 32 | 16 | 16 | 12 | 8 |
+//! | `SyncAll`, `Umount`, `Force`, `Tree`, `Snapshots`, `Warm` | 64 | 48 | 32 | 16 | 16 | 12 | 8 |
 //!
 //! All listeners for events at all sockets of a server, whose connections have two descriptors
 //! each, are bounded by a sixteenth of the descriptors for each user.
@@ -21,8 +21,8 @@
 //! A caller too many is refused and gets an error; a caller without a thread waits for one, and
 //! holds nothing but its connection.
 //!
-//! Lock order: `tables` is a leaf. A thread permit of the cgroup's is taken before the user's, and that
-//! before the kind's: a call that waits for its own cgroup holds no thread of others.
+//! Lock order: `tables` is a leaf. A thread permit of the cgroup's is taken before the user's, and
+//! that before the kind's: a call that waits for its own cgroup holds no thread of others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -50,6 +50,8 @@ pub(super) enum CallKind {
     Force,
     /// A volume to be attached, detached or moved.
     Tree,
+    /// The store: what it keeps as it is now.
+    Snapshots,
     /// The store: data for the disk cache.
     Warm,
 }
@@ -80,7 +82,7 @@ struct Bounds {
     process: Bound,
 }
 
-const BOUNDS: [Bounds; 8] = {
+const BOUNDS: [Bounds; 9] = {
     const fn bound(callers: usize, threads: usize) -> Bound {
         Bound { callers, threads }
     }
@@ -90,6 +92,7 @@ const BOUNDS: [Bounds; 8] = {
         Bounds { all: bound(256, 0), user: bound(192, 0), cgroup: bound(192, 0), process: bound(64, 0) },
         Bounds { all: bound(256, 0), user: bound(192, 0), cgroup: bound(128, 0), process: bound(64, 0) },
         Bounds { all: bound(256, 64), user: bound(192, 48), cgroup: bound(64, 2), process: bound(32, 2) },
+        SHORT,
         SHORT,
         SHORT,
         SHORT,

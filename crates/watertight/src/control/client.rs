@@ -33,6 +33,7 @@ use super::api::{
 use super::events::Event;
 use crate::control::volume_id::VolumeId;
 use crate::host::open_dir::OpenDir;
+use crate::host::process;
 use crate::term::shown::in_one_line;
 
 /// Bytes of an answer; a status with a thousand named files is far smaller.
@@ -300,16 +301,7 @@ impl Client {
     /// Waits until the process is gone, at most for `timeout`; returns whether it is.
     #[must_use]
     pub fn wait_gone(&self, timeout: Duration) -> bool {
-        let timeout =
-            Timespec { tv_sec: timeout.as_secs().cast_signed(), tv_nsec: timeout.subsec_nanos().into() };
-        let mut fds = [PollFd::new(&self.process, PollFlags::IN)];
-        loop {
-            match poll(&mut fds, Some(&timeout)) {
-                Ok(ready) => return ready > 0,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return false,
-            }
-        }
+        process::ends_within(&self.process, timeout).unwrap_or(false)
     }
 
     /// Ends the process without asking it.

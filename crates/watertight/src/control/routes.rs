@@ -164,7 +164,7 @@ pub(super) async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Resul
             with_body(request, &peer, kind, move |body| service.leave(body)).await
         }
         Call::Snapshots => {
-            with_body(request, &peer, |_| CallKind::Tree, move |body| service.snapshots(body)).await
+            with_body(request, &peer, |_| CallKind::Snapshots, move |body| service.snapshots(body)).await
         }
     })
 }

@@ -70,7 +70,7 @@ pub fn warm(volume: &Volume, request: &WarmRequest) -> Result<WarmReply, String>
     let mut reply = WarmReply::default();
     for piece in &request.pieces {
         match volume.warm(store::ObjectId(piece.file), piece.offset, piece.len) {
-            Ok(()) => reply.bytes += piece.len,
+            Ok(()) => reply.bytes = reply.bytes.saturating_add(piece.len),
             Err(volume::Error::Store(error)) => match error.kind() {
                 store::ErrorKind::Unsupported => return Err(error.detail().unwrap_or("no").to_owned()),
                 // Removed meanwhile.

@@ -1,8 +1,12 @@
 //! Processes: this one's use of the host's resources, and whether another one has ended.
 
 use std::fs;
+use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use serde::{Deserialize, Serialize};
@@ -39,6 +43,22 @@ pub fn raise_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     // Refused: then there are as many as there are.
     let _refused = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// Waits at most so long for the end of a process; returns whether it has ended. It is not reaped.
+///
+/// # Errors
+/// Those of poll(2).
+pub fn ends_within(pidfd: impl AsFd, timeout: Duration) -> io::Result<bool> {
+    let timeout =
+        Timespec { tv_sec: timeout.as_secs().cast_signed(), tv_nsec: timeout.subsec_nanos().into() };
+    loop {
+        match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// A directory's links are itself, its name, and each directory in it: here, each thread.

@@ -97,8 +97,8 @@ impl Console {
 
     /// Prints lines of the verb's result on standard output.
     ///
-    /// Names in them have to be [shown](crate::term::shown), so that each is in one line; where one was
-    /// forgotten, its escape sequences still do nothing on a terminal.
+    /// Names in them have to be [shown](crate::term::shown), so that each is in one line; where one
+    /// was forgotten, its escape sequences still do nothing on a terminal.
     pub fn print(&self, line: &str) {
         if self.is_quiet.get().is_some() {
             return;

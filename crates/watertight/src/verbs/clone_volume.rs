@@ -11,8 +11,8 @@ use crate::term::units;
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 2 for URLs and names that cannot be; 1 where there is no such snapshot, or a volume already,
-/// and where the bucket cannot be used.
+/// Exit 2 for URLs and names that cannot be; 1 where there is no such snapshot, or a volume
+/// already, and where the bucket cannot be used.
 pub fn run(args: &CloneVolumeArgs) -> Result<()> {
     let (url, new) = (canonical(&args.url)?, canonical(&args.new_url)?);
     let what = format!("cloning {}", url.shown());

@@ -13,8 +13,8 @@ use crate::term::units;
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 2 for a URL or a key file that cannot be; 1 where another process holds the volume, and where
-/// the bucket cannot be used.
+/// Exit 2 for a URL or a key file that cannot be; 1 where another process holds the volume, and
+/// where the bucket cannot be used.
 pub fn run(args: &GcArgs) -> Result<()> {
     let url = canonical(&args.url)?;
     let what = format!("collecting the garbage of {}", url.shown());

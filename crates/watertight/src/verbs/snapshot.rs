@@ -1,7 +1,7 @@
 //! `snapshot`: makes, lists and deletes snapshots of a volume on object storage.
 //!
-//! The process that holds the volume makes and deletes them. Where one of this host does, it is asked;
-//! else the bucket is: the volume is held for that, if nobody does.
+//! The process that holds the volume makes and deletes them. Where one of this host does, it is
+//! asked; else the bucket is: the volume is held for that, if nobody does.
 
 use std::fmt::Write as _;
 

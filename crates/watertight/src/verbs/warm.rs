@@ -37,6 +37,8 @@ const CALLS: usize = 4;
 /// Bytes of a call, unless a file's piece has more; and its pieces.
 const CALL_BYTES: u64 = 64 << 20;
 const CALL_PIECES: usize = 256;
+/// Pieces of one file.
+const PIECES_MAX: u64 = 4096;
 /// Errors that are shown.
 const SHOWN_MAX: usize = 10;
 /// The number of a volume's root in its store.
@@ -68,8 +70,8 @@ struct Tree {
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 1: there is no disk cache, something could not be fetched, or a signal stopped it. Exit 2: the
-/// path lies in no volume.
+/// Exit 1: there is no disk cache, something could not be fetched, or a signal stopped it. Exit 2:
+/// the path lies in no volume.
 pub fn run(args: &WarmArgs) -> Result<()> {
     let shown = args.path.shown();
     let (volume, _) = find(&args.path)?;
@@ -87,7 +89,7 @@ pub fn run(args: &WarmArgs) -> Result<()> {
     tree.walk(&mut |_, size| {
         console().status(&format!("{shown}: {}", units::count(all.files, "file", "files")));
         all.files += 1;
-        all.bytes += size;
+        all.bytes = all.bytes.saturating_add(size);
         true
     })?;
     let begun = Instant::now();
@@ -144,7 +146,8 @@ impl Tree {
         if of_volume.st_dev != stat.st_dev {
             return Err(Problem::usage(format!("{}: it is on another file system", path.shown())));
         }
-        let attached = client.attached().unwrap_or_default();
+        // Without the list, files of an attached volume would be taken for this one's.
+        let attached = client.attached().map_err(|error| failed(&path, error))?;
         let attached = attached.iter().map(|status| PathBuf::from(status.mountpoint.as_str()));
         let attached = attached.filter(|at| *at != path).collect();
         let (mask, stop) = (of_volume.st_ino ^ ROOT, Arc::default());
@@ -221,13 +224,15 @@ struct Calls<'a> {
 }
 
 impl Calls<'_> {
-    /// Whether there are still takers.
+    /// Adds a file; returns false when all workers have ended.
     fn add(&mut self, file: u64, size: u64) -> bool {
+        // A size is what the file's owner says: holes of it take no time, and few calls.
+        let piece = CALL_BYTES.max(size / PIECES_MAX);
         let mut offset = 0;
         loop {
-            let len = (size - offset).min(CALL_BYTES);
+            let len = (size - offset).min(piece);
             self.next.pieces.push(WarmPiece { file, offset, len });
-            (self.bytes, offset) = (self.bytes + len, offset + len);
+            (self.bytes, offset) = (self.bytes.saturating_add(len), offset + len);
             let is_full = self.bytes >= CALL_BYTES || self.next.pieces.len() >= CALL_PIECES;
             if is_full && !self.send() {
                 return false;
@@ -260,7 +265,7 @@ fn warm(tree: &Tree, client: &Client, all: &Totals) -> Result<Totals> {
                             return Ok(());
                         };
                         if let Err(error) = call(client, &request, &done) {
-                            // The walk ends: nobody takes its calls.
+                            // The walk ends: no worker takes its calls.
                             calls.lock().take();
                             return Err(failed(&tree.path, error));
                         }
@@ -306,7 +311,7 @@ fn call(client: &Client, request: &WarmRequest, done: &Mutex<Totals>) -> std::re
     let failed: HashSet<u64> = reply.failed.iter().map(|failed| failed.file).collect();
     let whole = request.pieces.iter().filter(|piece| piece.offset == 0 && !failed.contains(&piece.file));
     done.files += whole.count() as u64;
-    done.bytes += reply.bytes;
+    done.bytes = done.bytes.saturating_add(reply.bytes);
     done.failed += failed.len() as u64;
     let room = SHOWN_MAX.saturating_sub(done.errors.len());
     done.errors.extend(reply.failed.iter().take(room).map(|failed| failed.error.to_string()));

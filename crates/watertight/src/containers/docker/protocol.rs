@@ -13,7 +13,7 @@ pub(super) struct Request {
     pub(super) name: String,
     /// The options of `Create`.
     pub(super) opts: Option<BTreeMap<String, String>>,
-    /// Who mounts.
+    /// The id of the container that mounts.
     #[serde(rename = "ID")]
     pub(super) id: String,
 }

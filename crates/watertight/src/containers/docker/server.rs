@@ -17,8 +17,9 @@ use tokio::task::JoinSet;
 
 use super::protocol::{Capabilities, Reply, Request};
 use super::volumes::Volumes;
-use crate::containers::listener::{Listener, admits};
+use crate::containers::listener::Listener;
 use crate::containers::names::VolumeName;
+use crate::control::accept::check_peer;
 
 /// Calls at a time.
 const CONNECTIONS_MAX: usize = 1024;
@@ -49,7 +50,8 @@ pub(super) async fn serve(listener: &Listener, volumes: &Arc<Volumes>, stop: &No
                 }
             },
         };
-        if !admits(&stream) {
+        if let Err(reason) = check_peer(&stream, rustix::process::geteuid().as_raw()) {
+            tracing::warn!(reason, "a connection was refused");
             continue;
         }
         let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
@@ -59,7 +61,7 @@ pub(super) async fn serve(listener: &Listener, volumes: &Arc<Volumes>, stop: &No
         let volumes = Arc::clone(volumes);
         connections.spawn(async move {
             let _permit = permit;
-            converse(stream, volumes).await;
+            serve_connection(stream, volumes).await;
         });
     }
     let all = async { while connections.join_next().await.is_some() {} };
@@ -68,7 +70,7 @@ pub(super) async fn serve(listener: &Listener, volumes: &Arc<Volumes>, stop: &No
     }
 }
 
-async fn converse(stream: UnixStream, volumes: Arc<Volumes>) {
+async fn serve_connection(stream: UnixStream, volumes: Arc<Volumes>) {
     let handler = service_fn(move |request| answer(request, Arc::clone(&volumes)));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

@@ -11,7 +11,7 @@ use std::time::Duration;
 use sync::Mutex;
 use tokio::runtime::Handle;
 
-use super::Places;
+use super::StateDirs;
 use super::options::VolumeOptions;
 use super::uses::VolumeRecord;
 use crate::containers::mounts::{self, Mounted};
@@ -27,14 +27,14 @@ const RETRY: Duration = Duration::from_secs(5);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 /// How long making a volume on object storage may take; then its process is ended.
 const FORMAT_MAX: Duration = Duration::from_secs(600);
-/// Longer than a volume waits for its turn.
+/// In effect without a deadline.
 pub(super) const LONG: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What all volumes have.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) records: Records<VolumeRecord>,
-    pub(super) places: Places,
+    pub(super) dirs: StateDirs,
     pub(super) boot_id: String,
     pub(super) runtime: Handle,
 }
@@ -57,19 +57,18 @@ pub(super) struct VolumeState {
     pub(super) damaged: Option<String>,
     /// Why it was last not mounted or not unmounted.
     pub(super) failure: Option<String>,
-    /// Whether no caller was told of the failure.
-    is_untold: bool,
+    /// Whether no caller has got the failure as its answer.
+    is_unreported: bool,
     /// Whether an unmount without a caller is to come.
     is_release_due: bool,
 }
 
 /// Whether the caller of a mount still waits for its answer.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Claim {
     /// It waits; nothing is counted yet.
-    #[default]
     Waits,
-    /// Its use is counted, or about to be.
+    /// Its use is counted.
     Counted,
     /// It is gone: nothing is to be counted.
     Gone,
@@ -100,13 +99,13 @@ impl Volume {
         volume
     }
 
-    /// Looks at what is known.
-    pub(super) fn look<T>(&self, at: impl FnOnce(&VolumeState) -> T) -> T {
+    /// Calls `at` with what is known.
+    pub(super) fn with_state<T>(&self, at: impl FnOnce(&VolumeState) -> T) -> T {
         at(&self.state.lock())
     }
 
     pub(super) fn path(&self) -> PathBuf {
-        self.shared.places.mounts.join(self.name.as_str())
+        self.shared.dirs.mounts.join(self.name.as_str())
     }
 
     pub(super) fn runtime(&self) -> &Handle {
@@ -114,7 +113,7 @@ impl Volume {
     }
 
     fn log(&self) -> PathBuf {
-        self.shared.places.logs.join(format!("{}.log", self.name))
+        self.shared.dirs.logs.join(format!("{}.log", self.name))
     }
 
     /// Its record.
@@ -140,7 +139,7 @@ impl Volume {
     }
 
     pub(super) fn create(&self, given: BTreeMap<String, String>) -> Result<(), String> {
-        if self.look(|state| state.record.is_some() || state.damaged.is_some()) {
+        if self.with_state(|state| state.record.is_some() || state.damaged.is_some()) {
             return match self.record()? {
                 record if record.options == given => Ok(()),
                 _ => Err(format!("there is a volume {} already, with other options", self.name)),
@@ -171,22 +170,37 @@ impl Volume {
             return Err(why);
         }
         self.state.lock().failure = None;
-        let is_counted = {
-            let mut claim = claim.lock();
-            if *claim == Claim::Waits {
-                *claim = Claim::Counted;
-            }
-            *claim == Claim::Counted
-        };
-        let counted = if is_counted {
-            record.add(id).and_then(|()| self.save(record))
-        } else {
-            Err(format!("nobody waits any more for volume {} to be mounted", self.name))
-        };
+        let counted = self.count(record, id, claim);
         if counted.is_err() && !self.is_used() {
             self.release_later();
         }
         counted.map(|()| path)
+    }
+
+    /// Counts a use, unless its caller is gone. A use that could not be counted is none: what was
+    /// counted for `id` before stays.
+    fn count(
+        self: &Arc<Self>,
+        mut record: VolumeRecord,
+        id: &str,
+        claim: &Mutex<Claim>,
+    ) -> Result<(), String> {
+        let gone = || Err(format!("nobody waits any more for volume {} to be mounted", self.name));
+        if *claim.lock() == Claim::Gone {
+            return gone();
+        }
+        record.add(id)?;
+        self.save(record)?;
+        {
+            let mut claim = claim.lock();
+            if *claim == Claim::Waits {
+                *claim = Claim::Counted;
+                return Ok(());
+            }
+        }
+        // The caller left meanwhile, and found nothing counted.
+        self.take_back(id);
+        gone()
     }
 
     /// Unmounts it for `id`; the last unmounts it.
@@ -203,8 +217,8 @@ impl Volume {
         // How an unmount ended whose caller did not wait for its end.
         let untold = {
             let mut state = self.state.lock();
-            let failure = state.failure.clone().filter(|_| state.is_untold);
-            state.is_untold = false;
+            let failure = state.failure.clone().filter(|_| state.is_unreported);
+            state.is_unreported = false;
             failure
         };
         self.unmount_unused()?;
@@ -215,7 +229,7 @@ impl Volume {
         match mounts::remove(&self.path()) {
             Ok(()) => {
                 let mut state = self.state.lock();
-                state.failure = state.failure.take().filter(|_| state.is_untold);
+                state.failure = state.failure.take().filter(|_| state.is_unreported);
                 Ok(())
             }
             Err(why) => {
@@ -230,23 +244,24 @@ impl Volume {
         }
     }
 
-    /// The caller of the last call was told how it ended.
-    pub(super) fn set_told(&self) {
-        self.state.lock().is_untold = false;
+    /// The caller of the last call has got its result.
+    pub(super) fn mark_reported(&self) {
+        self.state.lock().is_unreported = false;
     }
 
-    /// Notes a failure; one that is final and that nobody waited for is told to the next caller.
+    /// Notes a failure; one that is final, and that no call waited for, is the next caller's
+    /// answer.
     fn fail(&self, why: &str, is_final: bool) {
         let mut state = self.state.lock();
         if state.failure.as_deref() != Some(why) {
             tracing::error!(volume = self.name.as_str(), "{why}");
         }
         state.failure = Some(why.to_owned());
-        state.is_untold = is_final;
+        state.is_unreported = is_final;
     }
 
     fn is_used(&self) -> bool {
-        self.look(|state| state.record.as_ref().is_some_and(VolumeRecord::is_used))
+        self.with_state(|state| state.record.as_ref().is_some_and(VolumeRecord::is_used))
     }
 
     /// A mount whose caller is gone is not a use.
@@ -262,7 +277,7 @@ impl Volume {
         }
     }
 
-    /// Has it unmounted later, if it has no uses then.
+    /// Schedules an unmount, for the case that the volume has no uses by then.
     pub(super) fn release_later(self: &Arc<Self>) {
         if std::mem::replace(&mut self.state.lock().is_release_due, true) {
             return;
@@ -293,7 +308,7 @@ impl Volume {
         is_done
     }
 
-    /// Forgets it.
+    /// Unmounts it, and removes its record.
     pub(super) fn remove(self: &Arc<Self>) -> Result<(), String> {
         let mut record = self.record()?;
         if record.is_used() {
@@ -327,7 +342,7 @@ fn is_in_use(path: &std::path::Path) -> bool {
 /// Makes the volume, unless there is one.
 fn make(options: &VolumeOptions) -> Result<(), String> {
     let call = |verb: &str, more: &[String]| {
-        let mut arguments = vec![verb.to_owned(), "--json".to_owned()];
+        let mut arguments = vec![verb.to_owned()];
         arguments.extend_from_slice(more);
         arguments.extend(["--".to_owned(), options.source.clone()]);
         program::run(&arguments, Some(FORMAT_MAX))
@@ -336,7 +351,7 @@ fn make(options: &VolumeOptions) -> Result<(), String> {
         return Ok(());
     }
     // Why there is none, it says as well.
-    call("format", &options.format).map(drop)
+    call("format", &options.format)
 }
 
 pub(super) fn no_such(name: &VolumeName) -> String {

@@ -1,8 +1,8 @@
 //! All volumes, and the calls about them with their deadlines.
 //!
-//! The table's lock is a leaf, held for a look-up. A volume is in the table from the call that makes
-//! it to the one that removes it; both change the table in the volume's turn, so a call that waited
-//! for its turn at a volume that was removed meanwhile finds no record in it.
+//! The table's lock is a leaf, held for a look-up. A volume is in the table from the call that
+//! makes it to the one that removes it; both change the table in the volume's turn, so a call that
+//! waited for its turn at a volume that was removed meanwhile finds no record in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use sync::Mutex;
 
-use super::Places;
+use super::StateDirs;
 use super::protocol;
 use super::uses::VolumeRecord;
 use super::volume::{Claim, LONG, Shared, Volume, no_such};
@@ -38,13 +38,14 @@ pub(super) struct Volumes {
 }
 
 impl Volumes {
-    /// Reads the records. What is mounted without a use will be unmounted. To be called in a runtime.
-    pub(super) fn load(places: Places, records: Records<VolumeRecord>, boot_id: String) -> Arc<Self> {
+    /// Reads the records. What is mounted without a use will be unmounted. To be called in a
+    /// runtime.
+    pub(super) fn load(dirs: StateDirs, records: Records<VolumeRecord>, boot_id: String) -> Arc<Self> {
         let runtime = tokio::runtime::Handle::current();
-        let shared = Arc::new(Shared { records, places, boot_id, runtime });
+        let shared = Arc::new(Shared { records, dirs, boot_id, runtime });
         let mut table = BTreeMap::new();
         // By the directory's names alone: looking at a mount may wait for its server.
-        let mountpoints = fs::read_dir(&shared.places.mounts).into_iter().flatten().flatten();
+        let mountpoints = fs::read_dir(&shared.dirs.mounts).into_iter().flatten().flatten();
         let mountpoints: BTreeSet<_> = mountpoints.map(|entry| entry.file_name()).collect();
         for (name, record) in shared.records.read_all() {
             if let Err(why) = &record {
@@ -52,7 +53,7 @@ impl Volumes {
             }
             let volume = Volume::loaded(name.clone(), record, Arc::clone(&shared));
             let is_unused =
-                volume.look(|state| state.record.as_ref().is_some_and(|record| !record.is_used()));
+                volume.with_state(|state| state.record.as_ref().is_some_and(|record| !record.is_used()));
             if is_unused && mountpoints.contains(OsStr::new(name.as_str())) {
                 volume.release_later();
             }
@@ -85,7 +86,7 @@ impl Volumes {
 
     /// Takes a volume out of the table that is none. A call does so in its turn.
     fn forget(&self, volume: &Volume) {
-        if volume.look(|state| state.record.is_none() && state.damaged.is_none()) {
+        if volume.with_state(|state| state.record.is_none() && state.damaged.is_none()) {
             self.table.lock().remove(&volume.name);
         }
     }
@@ -110,7 +111,7 @@ impl Volumes {
                 Ok(Some(created)) => return created,
                 // Removed while this call waited.
                 Ok(None) => {}
-                Err(late) => return Err(said(&name, late)),
+                Err(late) => return Err(late_error(&name, late)),
             }
         }
     }
@@ -125,7 +126,11 @@ impl Volumes {
             }
             result
         };
-        volume.turns.call("removing it", UNMOUNT, work).await.unwrap_or_else(|late| Err(said(&name, late)))
+        volume
+            .turns
+            .call("removing it", UNMOUNT, work)
+            .await
+            .unwrap_or_else(|late| Err(late_error(&name, late)))
     }
 
     /// Returns the mountpoint.
@@ -135,7 +140,7 @@ impl Volumes {
         let (claim, mounted) = (Arc::clone(&claimed.claim), Arc::clone(&volume));
         let work = move || mounted.mount(&id, &claim);
         let path = volume.turns.call("mounting it", MOUNT, work).await;
-        let path = path.unwrap_or_else(|late| Err(said(&name, late)))?;
+        let path = path.unwrap_or_else(|late| Err(late_error(&name, late)))?;
         claimed.is_answered = true;
         Ok(exact(path))
     }
@@ -146,10 +151,10 @@ impl Volumes {
         let work = move || unmounted.unmount(&id);
         match volume.turns.call("unmounting it", UNMOUNT, work).await {
             Ok(result) => {
-                volume.set_told();
+                volume.mark_reported();
                 result
             }
-            Err(late) => Err(said(&name, late)),
+            Err(late) => Err(late_error(&name, late)),
         }
     }
 
@@ -161,7 +166,8 @@ impl Volumes {
 
     pub(super) fn list(&self) -> Vec<protocol::Volume> {
         let all: Vec<Arc<Volume>> = self.table.lock().values().cloned().collect();
-        let described = |volume: &Arc<Volume>| Some(brief(volume, &volume.record().ok()?));
+        let described =
+            |volume: &Arc<Volume>| volume.with_state(|state| Some(brief(volume, state.record.as_ref()?)));
         all.iter().filter_map(described).collect()
     }
 
@@ -174,19 +180,19 @@ impl Volumes {
         let look = tokio::task::spawn_blocking(move || Mounted::at(&path).map(|mounted| mounted.status()));
         let status = tokio::time::timeout(DESCRIBE, look).await;
         let status = status.ok().and_then(Result::ok).and_then(Result::ok).flatten();
-        let told = &mut described.status;
-        told.insert("source", record.options.get("source").cloned().into());
-        told.insert("uses", record.uses().into());
+        let answer = &mut described.status;
+        answer.insert("source", record.options.get("source").cloned().into());
+        answer.insert("uses", record.uses().into());
         if let Some(doing) = volume.turns.doing() {
-            told.insert("doing", doing.into());
+            answer.insert("doing", doing.into());
         }
-        if let Some(failure) = volume.look(|state| state.failure.clone()) {
-            told.insert("error", failure.into());
+        if let Some(failure) = volume.with_state(|state| state.failure.clone()) {
+            answer.insert("error", failure.into());
         }
         if let Some(status) = status {
-            told.insert("id", status.id.to_string().into());
-            told.insert("state", status.state.to_string().into());
-            told.insert("dirty_bytes", status.dirty_bytes.into());
+            answer.insert("id", status.id.to_string().into());
+            answer.insert("state", status.state.to_string().into());
+            answer.insert("dirty_bytes", status.dirty_bytes.into());
         }
         Ok(described)
     }
@@ -228,7 +234,7 @@ impl Drop for Claimed {
     }
 }
 
-fn said(name: &VolumeName, late: Late) -> String {
+fn late_error(name: &VolumeName, late: Late) -> String {
     format!("volume {name}: {late}")
 }
 
