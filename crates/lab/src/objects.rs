@@ -1,9 +1,9 @@
 //! `objects`: a volume in a bucket, in units of the server's own requests.
 //!
 //! `tests/servers run SERVER -- lab objects` names the server, by `WATERTIGHT_TEST_URL` and the
-//! variables that every AWS tool reads. Without a server the bucket is a directory. Each round makes
-//! a new volume. The variant `server` is the bucket itself: the same client sends it a conditional
-//! PUT after each fsync that it is compared with.
+//! variables that every AWS tool reads. Without a server the bucket is a directory. Each round
+//! makes a new volume. The variant `server` is the bucket itself: the same client sends it a
+//! conditional PUT after each fsync that it is compared with.
 
 mod bucket;
 mod growth;
@@ -264,8 +264,8 @@ fn untar(variant: &str, subject: &Subject, archive: &Archive, recorder: &mut Rec
     Ok(())
 }
 
-/// Once more beside the first: the unmount sends what was written, and after it the program does not
-/// answer.
+/// Once more beside the first: the unmount sends what was written, and after it the program does
+/// not answer.
 fn count_requests(
     variant: &str,
     subject: &Subject,

@@ -1,4 +1,5 @@
-//! What a program does with a volume in a bucket: format it, ask about it, open it. All calls block.
+//! What a program does with a volume in a bucket: format it, ask about it, open it. All calls
+//! block.
 //!
 //! The process's tokio runtime begins with the first of them that sends a request, so a process
 //! that forks or leaves its terminal does that before.
@@ -48,8 +49,8 @@ pub struct OpenOptions {
     pub takeover: bool,
     /// Give up what only the journal of this host has.
     pub abandon: Option<String>,
-    /// Nothing is to be changed: the volume is not held, and shows what its holder, if there is one,
-    /// had committed by now.
+    /// Nothing is to be changed: the volume is not held, and shows what its holder, if there is
+    /// one, had committed by now.
     pub read_only: bool,
     /// The snapshot to open, which is only read.
     pub snapshot: Option<String>,
@@ -110,7 +111,8 @@ pub struct Info {
     pub journal: Option<LeftJournal>,
 }
 
-/// A journal that may have data which the bucket has not: its holder's, or one that a host has left.
+/// A journal that may have data which the bucket has not: its holder's, or one that a host has
+/// left.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LeftJournal {
     /// The host's name.
@@ -455,7 +457,7 @@ pub fn info(url: &str, key_file: Option<&std::path::Path>) -> Result<Info> {
         encrypted: format.encryption.is_some(),
         bytes: totals.map(|totals| totals.bytes.try_into().unwrap_or(0)),
         // The root has no name.
-        files: totals.map(|totals| (totals.inodes - 1).try_into().unwrap_or(0)),
+        files: totals.map(Totals::files),
         journal: journal.map(|of| LeftJournal { host: of.host, directory: of.directory }),
         holder: holder.map(|holder| Holder {
             host: holder.host,

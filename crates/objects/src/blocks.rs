@@ -1,10 +1,11 @@
-//! Blocks of objects that were read, in memory: each is fetched once, whoever waits for it.
+//! Blocks of objects that were read, in memory: each is fetched once for all readers that wait for
+//! it.
 //!
 //! Objects do not change once they are there, so a block is known by its object and its number in
 //! it. A block is in one of three states: not here; **claimed**, by one caller who fetches it while
-//! the others wait for that caller; or here, as it is in the bucket: encoded, and encrypted where the
-//! volume is. What is here is not checked: decoding does that, and gives up ([`Blocks::forget`])
-//! what it finds damaged.
+//! the others wait for that caller; or here, as it is in the bucket: encoded, and encrypted where
+//! the volume is. What is here is not checked: decoding does that, and gives up
+//! ([`Blocks::forget`]) what it finds damaged.
 //!
 //! # Bounds
 //! [`BYTES_MAX`] for what is here. Of these, [`AHEAD_BYTES_MAX`] for what nobody has asked for yet:
@@ -162,8 +163,8 @@ pub(crate) fn bytes_of(run: &Range<u32>) -> Range<u64> {
     u64::from(run.start) * BLOCK..u64::from(run.end) * BLOCK
 }
 
-/// The blocks of what was fetched from the block `first` on, each in memory of its own: they leave one
-/// by one.
+/// The blocks of what was fetched from the block `first` on, each in memory of its own: they leave
+/// one by one.
 pub(crate) fn split(object: Object, first: u32, fetched: &[u8]) -> Vec<(Key, Bytes)> {
     let block = usize::try_from(BLOCK).unwrap_or(usize::MAX);
     let blocks = fetched.chunks(block).map(Bytes::copy_from_slice);
@@ -172,8 +173,8 @@ pub(crate) fn split(object: Object, first: u32, fetched: &[u8]) -> Vec<(Key, Byt
 
 impl Blocks {
     /// Looks blocks up, in order and each once, and claims those that nobody has. A run of claimed
-    /// blocks is `run_max` long at most; gaps in it of up to `gap_max` blocks, which nobody wants now,
-    /// are fetched with it.
+    /// blocks is `run_max` long at most; gaps in it of up to `gap_max` blocks, which nobody wants
+    /// now, are fetched with it.
     pub(crate) fn look_up(self: &Arc<Self>, wanted: &[Key], run_max: u32, gap_max: u32) -> Lookup {
         let mut lookup = Lookup::default();
         let mut runs: Vec<(Object, Range<u32>)> = Vec::new();

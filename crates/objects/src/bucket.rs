@@ -1,7 +1,8 @@
 //! Requests to the object store, below one prefix: bounded, retried, counted.
 //!
 //! A [`Bucket`] is a handle: its clones share permits, retry budget and counters, and are stopped
-//! together. What one handle decides for itself is how patient it is and whether it moves bulk data.
+//! together. What one handle decides for itself is how patient it is and whether it moves bulk
+//! data.
 
 use std::fmt;
 use std::ops::Range;
@@ -100,8 +101,8 @@ impl Bucket {
         Self { store, root, about: Arc::new(about), requests, class, patience, parents }
     }
 
-    /// The objects of a volume with these parents, the nearest first: what is read of theirs by their
-    /// names, is read where it is.
+    /// The objects of a volume with these parents, the nearest first: what is read of theirs by
+    /// their names, is read where it is.
     ///
     /// # Errors
     /// The bucket's; `Io`: a manifest is missing or damaged.
@@ -141,7 +142,8 @@ impl Bucket {
         Self { patience, ..self.clone() }
     }
 
-    /// A handle for bulk data: it never takes the permits of the small requests that others wait for.
+    /// A handle for bulk data: it never takes the permits of the small requests that others wait
+    /// for.
     #[must_use]
     pub fn bulk(&self) -> Self {
         Self { class: Class::Bulk, ..self.clone() }
@@ -171,12 +173,13 @@ impl Bucket {
         &self.about.url
     }
 
-    /// The store and the path, for the engine, which retries by itself: requests are bounded, counted
-    /// and stopped with the others.
+    /// The store and the path, for the engine, which retries by itself: requests are bounded,
+    /// counted and stopped with the others.
     #[must_use]
     pub fn raw(&self) -> (Arc<dyn ObjectStore>, Path) {
-        let limited = Limited::new(Arc::clone(&self.store), Arc::clone(&self.requests));
-        (self.parents.around(Arc::new(limited), &self.root), self.root.clone())
+        let family = (self.root.clone(), Arc::clone(&self.parents));
+        let limited = Limited::new(Arc::clone(&self.store), Arc::clone(&self.requests), family);
+        (Arc::new(limited), self.root.clone())
     }
 
     /// Where an object is, that is written or removed: always the volume's own.

@@ -37,8 +37,8 @@ pub struct KeyChange {
 /// Gives a volume another key. It may be mounted.
 ///
 /// # Errors
-/// `AccessDenied`: neither key fits the volume; `Invalid`: it is not encrypted, or a key file or the
-/// URL is wrong.
+/// `AccessDenied`: neither key fits the volume; `Invalid`: it is not encrypted, or a key file or
+/// the URL is wrong.
 pub fn change_key(url: &str, old: &Path, new: &Path) -> Result<KeyChange> {
     let url: Url = url.parse()?;
     let (old, new) = (key_file::read(old)?, key_file::read(new)?);

@@ -1,19 +1,19 @@
-//! How a volume is cloned: a new volume begins as a snapshot of another, its parent, in the same bucket.
-//! Nothing of what the snapshot shows is copied.
+//! How a volume is cloned: a new volume begins as a snapshot of another, its parent, in the same
+//! bucket. Nothing of what the snapshot shows is copied.
 //!
-//! The new `format` names the parents, and is the clone; its first mount copies the snapshot's manifest
-//! and makes the lease. An object `clone/NUMBER-UUID` of the parent, the **pin**, says that the snapshot
-//! with this number is needed by a clone, and where that is.
+//! The new `format` names the parents, and is the clone; its first mount copies the snapshot's
+//! manifest and makes the lease. An object `clone/NUMBER-UUID` of the parent, the **pin**, says
+//! that the snapshot with this number is needed by a clone, and where that is.
 //!
 //! # Why no snapshot is deleted that a clone needs
-//! - A deletion first makes the object `clone/NUMBER-deleted`, which stays, and then looks for pins. A
-//!   clone first makes its pin, then its `format`, and then looks for both. So one of the two sees the
-//!   other, and gives up.
-//! - A pin without its clone is that of one that was removed, or never came to be. A deletion removes
-//!   it, and then looks for the clone again. A clone that finds its pin gone is not there.
+//! - A deletion first makes the object `clone/NUMBER-deleted`, which stays, and then looks for
+//!   pins. A clone first makes its pin, then its `format`, and then looks for both. So one of the
+//!   two sees the other, and gives up.
+//! - A pin without its clone is that of one that was removed, or never came to be. A deletion
+//!   removes it, and then looks for the clone again. A clone that finds its pin gone is not there.
 //!
-//! Who removes a clone's objects by other means than this program may remove its `format` first: then
-//! it needs nothing any more.
+//! A user who removes a clone's objects by other means than this program may remove its `format`
+//! first: then the clone needs nothing any more.
 
 use object_store::PutPayload;
 use object_store::path::Path;
@@ -109,11 +109,12 @@ pub(crate) async fn make(from: &Bucket, name: &str, to: &Bucket) -> Result<(Form
     Ok((clone, snapshot))
 }
 
-/// Allows the deletion of a snapshot, of which no clone is made from here on.
+/// Makes sure that no clone needs a snapshot, and that none is made of it from here on: it may be
+/// deleted then.
 ///
 /// # Errors
 /// `Busy`: a clone needs it; the words name that.
-pub(crate) async fn let_go(bucket: &Bucket, snapshot: &Snapshot) -> Result<()> {
+pub(crate) async fn forbid_clones(bucket: &Bucket, snapshot: &Snapshot) -> Result<()> {
     let mark = format!("{DIR}/{}", name_of(snapshot.number, DELETED));
     let _made = bucket.create(&mark, PutPayload::new()).await?;
     let start = name_of(snapshot.number, "");
@@ -121,7 +122,7 @@ pub(crate) async fn let_go(bucket: &Bucket, snapshot: &Snapshot) -> Result<()> {
         if !name.starts_with(&start) || name.ends_with(DELETED) || is_on("snapshot-of-a-clone-deleted") {
             continue;
         }
-        if let Some(clone) = is_needed(bucket, &format!("{DIR}/{name}")).await? {
+        if let Some(clone) = find_clone_or_unpin(bucket, &format!("{DIR}/{name}")).await? {
             bucket.delete(&mark).await?;
             let why = format!(
                 "{}: the volume at {clone} in the same bucket is a clone of the snapshot `{}`, and needs it: delete its \
@@ -135,8 +136,8 @@ pub(crate) async fn let_go(bucket: &Bucket, snapshot: &Snapshot) -> Result<()> {
     Ok(())
 }
 
-/// The clone whose pin this is, if it is there; else the pin is removed.
-async fn is_needed(bucket: &Bucket, pin_name: &str) -> Result<Option<String>> {
+/// Finds the clone that this pin names; if there is none, removes the pin.
+async fn find_clone_or_unpin(bucket: &Bucket, pin_name: &str) -> Result<Option<String>> {
     let Some((bytes, _)) = bucket.get_at_most(pin_name, PIN_BYTES_MAX).await? else { return Ok(None) };
     let pin: Pin = serde_json::from_slice(&bytes).map_err(|_| {
         let why = format!("{}/{pin_name} is damaged: it should name a clone; put it back", bucket.url());

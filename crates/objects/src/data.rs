@@ -167,13 +167,15 @@ impl Tree {
                 tokio::select! {
                     biased;
                     // The journal takes it at once.
-                    () = pin.is_awaited(round.round), if self.segments.has_journal() => None,
+                    () = pin.wait_until_awaited(round.round), if self.segments.has_journal() => None,
                     turn = self.uploads.acquire() => Some(turn.map_err(|_| given_up())?),
                 }
             };
             let mut stored = Vec::new();
             for part in in_segments(extents_of(round.pieces)) {
-                stored.extend(self.segments.put_bulk(pin.ino, part, pin.is_awaited(round.round)).await?);
+                stored.extend(
+                    self.segments.put_bulk(pin.ino, part, pin.wait_until_awaited(round.round)).await?,
+                );
             }
             drop(turn);
             if !is_on("rounds-end-in-any-order") {
@@ -265,10 +267,24 @@ impl Tree {
     }
 
     /// Reads until `buf` is full or the file ends.
+    #[cfg(test)]
     pub(crate) async fn read_at(self: &Arc<Self>, pin: &Pin, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.read_with(pin, buf, offset, |_| ()).await
+    }
+
+    /// Reads until `buf` is full or the file ends; passes the file's size to `on_size` before
+    /// anything is fetched.
+    pub(crate) async fn read_with(
+        self: &Arc<Self>,
+        pin: &Pin,
+        buf: &mut [u8],
+        offset: u64,
+        on_size: impl FnOnce(u64) + Send,
+    ) -> Result<usize> {
         end_of(offset, 0, "read")?;
         let (len, missing) = {
             let state = pin.lock().await?;
+            on_size(state.row.size);
             let left = state.row.size.saturating_sub(offset);
             let len = usize::try_from(left).unwrap_or(usize::MAX).min(buf.len());
             (len, state.pieces.read(offset, &mut buf[..len]))

@@ -15,11 +15,13 @@
 //! wait, and its block is not kept. What was not used for longest goes when the bound is reached;
 //! across a mount the order is that of the files' times.
 //!
-//! The identity is made of the volume's and of its URL ([`identity`]): a copy of a bucket has objects of
-//! the same names that differ. So has a bucket that was put back to an earlier state: blocks of segments
-//! of an epoch that its log does not know are removed with all others ([`DiskCache::is_of`]).
+//! The identity is made of the volume's and of its URL ([`identity`]): a copy of a bucket has
+//! objects of the same names that differ. So has a bucket that was put back to an earlier state:
+//! blocks of segments of an epoch that its log does not know are removed with all others
+//! ([`DiskCache::empty_if_later_than`]).
 //!
-//! A disk that hangs holds nobody up for longer than [`PATIENCE`]: then the cache is switched off, too.
+//! A disk that hangs holds nobody up for longer than [`PATIENCE`]: then the cache is switched off,
+//! too.
 //!
 //! Lock order: `index` is a leaf, and not held across a call of the host's.
 
@@ -48,7 +50,7 @@ const QUEUE: usize = 64;
 pub(crate) const DISK_CACHE_MIN: u64 = 16 << 20;
 /// The most files, whatever their size: what is known of each takes memory.
 const FILES_MAX: usize = 200_000;
-/// Reads of the disk at a time; who finds them all under way reads from the bucket.
+/// Reads of the disk at a time; a reader that finds them all under way reads from the bucket.
 const READS: usize = 32;
 /// How long the disk is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -172,9 +174,10 @@ impl DiskCache {
         Ok(Self { shared, queue: Mutex::new(Some(Writer { queue, ended })) })
     }
 
-    /// The volume's last holder had this epoch: a segment of a later one is of a state that is no more,
-    /// and then nothing is known to be of this one.
-    pub(crate) fn is_of(&self, epoch: u64) {
+    /// Removes everything if there is a segment of a later epoch than this, which is the epoch of
+    /// the volume's last holder: such a segment belongs to a state that the bucket does not
+    /// have any more, and of the other blocks it is not known which state they belong to.
+    pub(crate) fn empty_if_later_than(&self, epoch: u64) {
         let all: Vec<Key> = self.shared.index.lock().files.iter().map(|(key, _)| *key).collect();
         let is_later = |(object, _): &Key| matches!(object, Object::Segment(of, _) if *of > epoch);
         if all.iter().any(is_later) {
@@ -236,7 +239,9 @@ impl DiskCache {
             && !self.has(key)
         {
             // Its only error: the thread has ended.
-            let _ended = queue.send((key, bytes)).await;
+            if tokio::time::timeout(PATIENCE, queue.send((key, bytes))).await.is_err() {
+                self.shared.fail(std::io::ErrorKind::TimedOut.into());
+            }
         }
     }
 
@@ -260,8 +265,8 @@ impl DiskCache {
         !self.shared.is_off()
     }
 
-    /// Writes what is in the queue, and uses the directory no more. Where the disk hangs, the thread
-    /// that writes keeps it locked until it ends.
+    /// Writes what is in the queue, and uses the directory no more. Where the disk hangs, the
+    /// thread that writes keeps it locked until it ends.
     pub(crate) fn close(&self) {
         let writer = self.queue.lock().take();
         let has_ended = match writer {

@@ -101,8 +101,8 @@ pub(crate) trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Makes all changes durable whose [`write`](Self::write) has ended.
     async fn commit(&self) -> Result<()>;
 
-    /// Makes all changes durable whose [`write`](Self::write) has ended, on this host's disk if there
-    /// is a journal that takes them.
+    /// Makes all changes durable whose [`write`](Self::write) has ended, on this host's disk if
+    /// there is a journal that takes them.
     async fn commit_to_host(&self) -> Result<()> {
         self.commit().await
     }

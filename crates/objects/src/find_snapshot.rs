@@ -42,13 +42,13 @@ pub(crate) fn not_there(bucket: &Bucket, name: &str, there: &[Snapshot]) -> Erro
     Error::with(ErrorKind::NotFound, OP, detail)
 }
 
-/// The snapshots of a volume, the oldest first, whoever holds it.
+/// The snapshots of a volume, the oldest first. The volume need not be held for that.
 pub(crate) async fn list(bucket: &Bucket) -> Result<Vec<Snapshot>> {
     let (store, root) = bucket.raw();
     snapshots((store, &root), bucket.parents().manifest()).await
 }
 
-/// The snapshot `name` of a volume, whoever holds it.
+/// The snapshot `name` of a volume, which need not be held for that.
 pub(crate) async fn find(bucket: &Bucket, name: &str) -> Result<Snapshot> {
     check_name(name)?;
     let mut there = list(bucket).await?;

@@ -233,8 +233,8 @@ fn parse(bytes: &[u8]) -> Result<Format, (ErrorKind, String)> {
 }
 
 impl Format {
-    /// What its data and its key are bound to: the identity of the first volume of its family, whose
-    /// data it may have.
+    /// What its data and its key are bound to: the identity of the first volume of its family,
+    /// whose data it may have.
     #[must_use]
     pub fn family(&self) -> Uuid {
         self.parents.last().map_or(self.uuid, |first| first.uuid)

@@ -9,14 +9,14 @@
 //! # Why nothing is removed that somebody needs
 //! - **After a crash.** An object is removed after the log's object is durable that took its last
 //!   extent away. Every later holder replays that, too.
-//! - **Here.** What is under way may use what it found before ([`crate::work`]): the pass that removes
-//!   an object reads its row after everything has ended that began before it was found. Nothing that
-//!   begins later finds the object, for no row names it; and what no row names yet is of something
-//!   under way that began before it was written.
-//! - **By an earlier holder that does not know yet.** It may read what is gone, which fails. It never
-//!   acknowledges: that rests on the fence, and fences are never collected.
-//! - **By a later holder.** What this one finds to be garbage is garbage in every state that follows.
-//!   One that was taken over and does not know it removes nothing else.
+//! - **Here.** What is under way may use what it found before ([`crate::work`]): the pass that
+//!   removes an object reads its row after everything has ended that began before it was found.
+//!   Nothing that begins later finds the object, for no row names it; and what no row names yet is
+//!   of something under way that began before it was written.
+//! - **By an earlier holder that does not know yet.** It may read what is gone, which fails. It
+//!   never acknowledges: that rests on the fence, and fences are never collected.
+//! - **By a later holder.** What this one finds to be garbage is garbage in every state that
+//!   follows. One that was taken over and does not know it removes nothing else.
 //! - **By readers elsewhere.** They have marks ([`crate::readers`]), and while there is one nothing
 //!   is removed; one that has just begun finds what was found to be garbage [`Timing::passes`] ago
 //!   no more than others do. One that reads a snapshot needs what the snapshot needs: it holds up
@@ -24,8 +24,8 @@
 //!
 //! Time is counted in passes, which a process that is stopped does not make.
 //!
-//! Objects that are mostly dead are repacked ([`crate::repacking`]), and go when they are not in use
-//! any more. While a reader elsewhere keeps everything, that would only take more space.
+//! Objects that are mostly dead are repacked ([`crate::repacking`]), and go when they are not in
+//! use any more. While a reader elsewhere keeps everything, that would only take more space.
 
 mod choice;
 mod held;
@@ -43,7 +43,7 @@ use crate::engine::{Batch, Engine as _, Records, SlateEngine};
 use crate::log::CommitLog;
 use crate::log::object::{self, HEADER, Header, LogKind};
 use crate::readers::Readers;
-use crate::repacking::Moving;
+use crate::repacking::Relocation;
 use crate::rows::{self, Object, Usage};
 use crate::segments;
 use crate::tree::Tree;
@@ -211,7 +211,7 @@ impl Collector {
         self.clean_at = written.filter(|_| self.found.is_empty());
         let looks = self.readers.looks();
         let removal = self.remove_due(oldest).await?;
-        let chosen = choice.made(self.timing.left_alone);
+        let chosen = choice.chosen(self.timing.left_alone);
         if !chosen.is_empty() {
             // Once in a pass: marks grow old by it.
             if self.readers.looks() == looks {
@@ -228,8 +228,9 @@ impl Collector {
         }
     }
 
-    /// Looks for all the garbage that there is, also for what lost hosts have left, which nobody else
-    /// looks for; removes it, unless that is only `tried`. Nothing else uses the volume meanwhile.
+    /// Looks for all the garbage that there is, also for what lost hosts have left, which nobody
+    /// else looks for; removes it, unless that is only `tried`. Nothing else uses the volume
+    /// meanwhile.
     pub(crate) async fn collect(&mut self, is_tried: bool) -> Result<Collected> {
         if !self.is_counted().await? {
             let why = "an early build made this volume, which did not count what is in use: copy its files to a new one";
@@ -307,16 +308,16 @@ impl Collector {
         if self.repacked.len() >= REPACKED_MAX {
             self.repacked.clear();
         }
-        let mut moving = Moving::default();
+        let mut relocation = Relocation::default();
         for object in chosen {
             self.repacked.insert(object);
-            match self.tree.in_use(object).await {
-                Ok(found) => self.tree.take_along(&mut moving, found).await?,
+            match self.tree.live_extents(object).await {
+                Ok(found) => self.tree.add_live(&mut relocation, found).await?,
                 Err(error) if self.log.failure().is_some() => return Err(error),
                 Err(error) => tracing::warn!(%error, "an object that is mostly dead stays"),
             }
         }
-        self.tree.moved(moving).await
+        self.tree.relocate(relocation).await
     }
 
     /// Repacks until little is dead in objects that are in use.
@@ -325,7 +326,7 @@ impl Collector {
             let records = self.records().await?;
             let mut choice = Choice::default();
             self.dead_data(&records, &mut choice).await?;
-            let chosen = choice.made(0);
+            let chosen = choice.chosen(0);
             if chosen.is_empty() {
                 return Ok(());
             }
@@ -452,8 +453,8 @@ impl Collector {
         Ok(is_fence)
     }
 
-    /// Removes what was garbage for long enough, in the log as it is durable, and was used by nobody
-    /// when its row was read: nothing older was under way than `oldest`.
+    /// Removes what was garbage for long enough, in the log as it is durable, and was used by
+    /// nobody when its row was read: nothing older was under way than `oldest`.
     async fn remove_due(&mut self, oldest: u64) -> Result<Removal> {
         let is_due = |found: &Found| {
             (found.passes >= self.timing.passes && self.log.is_durable(found.number)

@@ -1,8 +1,8 @@
 //! The journal: what an fsync with `fsync_to=host` is acknowledged by, on a disk of this host.
 //!
 //! It has a copy of what is on its way to the bucket, and nothing else: the log's objects as they
-//! grow, and the segments that they refer to. What is in it is decided by [`crate::log`]; here it is
-//! records of a kind, in files one behind the other.
+//! grow, and the segments that they refer to. What is in it is decided by [`crate::log`]; here it
+//! is records of a kind, in files one behind the other.
 //!
 //! ```text
 //!  setup     the journal of a mount
@@ -19,24 +19,25 @@
 //! ```
 //!
 //! # Why nothing is lost that was acknowledged here
-//! - An fsync returns when fdatasync has ended for the record that has its change, and for all records
-//!   before it. They are in the order of the log: what a crash leaves is a prefix of the changes.
-//! - A record stays until the bucket has what it is a copy of, with everything before it. Files go from
-//!   the front, so that what is left may begin behind what its records say to be durable: its reader
-//!   then asks the bucket for the object in between.
+//! - An fsync returns when fdatasync has ended for the record that has its change, and for all
+//!   records before it. They are in the order of the log: what a crash leaves is a prefix of the
+//!   changes.
+//! - A record stays until the bucket has what it is a copy of, with everything before it. Files go
+//!   from the front, so that what is left may begin behind what its records say to be durable: its
+//!   reader then asks the bucket for the object in between.
 //! - An object of the log of which the journal has a part is the last one that is sent, until the
-//!   journal has all of it or it is durable. So an object that is made from the journal after a crash is
-//!   never followed by one that was sealed after changes which it does not have.
-//! - The lease names this journal from before the first record until everything is in the bucket. No
-//!   other host, and no mount without this journal, takes the volume unless its user gives the
+//!   journal has all of it or it is durable. So an object that is made from the journal after a
+//!   crash is never followed by one that was sealed after changes which it does not have.
+//! - The lease names this journal from before the first record until everything is in the bucket.
+//!   No other host, and no mount without this journal, takes the volume unless its user gives the
 //!   journal up by name.
-//! - The next mount with this journal makes its objects **before** it fences the log. Each is made with
-//!   if-none-match: one that is there is this journal's, by its nonce, or the journal has lost against
-//!   a holder that was told to give it up, which is said, and the files are kept.
+//! - The next mount with this journal makes its objects **before** it fences the log. Each is made
+//!   with if-none-match: one that is there is this journal's, by its nonce, or the journal has lost
+//!   against a holder that was told to give it up, which is said, and the files are kept.
 //!
-//! What is fenced elsewhere is as it is without a journal: the log's conditional PUT decides. A holder
-//! that was taken over with `abandon` acknowledges by its journal until it learns of that: what it
-//! acknowledges then is what its user has given up.
+//! What is fenced elsewhere is as it is without a journal: the log's conditional PUT decides. A
+//! holder that was taken over with `abandon` acknowledges by its journal until it learns of that:
+//! what it acknowledges then is what its user has given up.
 //!
 //! A full or broken disk delays an fsync and fails none: it waits for the bucket then.
 //!
@@ -146,7 +147,8 @@ impl Journal {
         Arc::new(Self { disk, header, size_max, tail, state })
     }
 
-    /// Appends records; with `is_synced` they and all before them are on the disk when this returns.
+    /// Appends records; with `is_synced` they and all before them are on the disk when this
+    /// returns.
     ///
     /// # Errors
     /// `NoSpace`: there is no room for them now. Others: the journal takes nothing any more.

@@ -10,24 +10,25 @@
 //!  info   what the object says; `host` is this machine and this process, `live` what it holds
 //! ```
 //!
-//! - The holder writes when it takes and when it releases, and in between only to answer a claim: an
-//!   idle volume sends one conditional GET each [`POLL`], and no PUT.
+//! - The holder writes when it takes and when it releases, and in between only to answer a claim:
+//!   an idle volume sends one conditional GET each [`POLL`], and no PUT.
 //! - Takeover is challenge and response. A taker posts a claim, and takes the lease if it sees no
 //!   answer for [`PATIENCE`] of its own monotonic clock. Clocks of two hosts are never compared.
-//! - A holder on the same boot of the same host whose process has ended is taken over at once; so is
-//!   one that this process itself has given up.
+//! - A holder on the same boot of the same host whose process has ended is taken over at once; so
+//!   is one that this process itself has given up.
 //! - The epoch grows with each holder. The nonce is new for each holder, and so is that of each
 //!   claim: no two versions of the object have the same content, and stores whose tag is a hash of
 //!   the content are as good as others.
 //!
-//! - It names the journal of a host from before that acknowledges something until everything of it is
-//!   in the bucket. A process that has another journal, or none, is refused, unless its user gives the
-//!   journal up by its host's name. Hosts' names may be the same: a journal has a number of its own.
+//! - It names the journal of a host from before that acknowledges something until everything of it
+//!   is in the bucket. A process that has another journal, or none, is refused, unless its user
+//!   gives the journal up by its host's name. Hosts' names may be the same: a journal has a number
+//!   of its own.
 //!
 //! The lease is for people and for order: it keeps two hosts from working against each other. What
-//! is durable in the bucket is decided by the log's conditional PUT alone, and a holder that is wrong about its
-//! lease (its clock stood still, its host was suspended, a copy of its virtual machine was started)
-//! finds its fence there.
+//! is durable in the bucket is decided by the log's conditional PUT alone, and a holder that is
+//! wrong about its lease (its clock stood still, its host was suspended, a copy of its virtual
+//! machine was started) finds its fence there.
 
 mod held;
 mod host;

@@ -1,7 +1,7 @@
 //! The store as the engine gets it: one attempt a request, since the engine retries by itself.
 //!
-//! Requests take bulk permits, have time limits, are counted, and end when the bucket is stopped; the
-//! engine does not retry after that.
+//! Requests take bulk permits, have time limits, are counted, and end when the bucket is stopped;
+//! the engine does not retry after that.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use object_store::{
 use slatedb_common::retry::NonRetryable;
 use tokio::time::Instant;
 
+use crate::parents::Parents;
 use crate::problem::is_range_error;
 use crate::requests::{Class, Requests, STEP, limit, over_limit};
 use crate::stats::Kind;
@@ -30,6 +31,9 @@ const UNKNOWN_LENGTH: u64 = 8 << 20;
 pub(crate) struct Limited {
     inner: Arc<dyn ObjectStore>,
     requests: Arc<Requests>,
+    /// The volume's root, and whose tables it may read.
+    root: Path,
+    parents: Arc<Parents>,
 }
 
 impl fmt::Display for Limited {
@@ -104,8 +108,12 @@ fn stepped<T: Send + 'static>(
 }
 
 impl Limited {
-    pub(crate) fn new(inner: Arc<dyn ObjectStore>, requests: Arc<Requests>) -> Self {
-        Self { inner, requests }
+    pub(crate) fn new(
+        inner: Arc<dyn ObjectStore>,
+        requests: Arc<Requests>,
+        (root, parents): (Path, Arc<Parents>),
+    ) -> Self {
+        Self { inner, requests, root, parents }
     }
 
     fn list_stream(
@@ -138,6 +146,7 @@ impl ObjectStore for Limited {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let location = self.parents.table_at(&self.root, location).unwrap_or(location);
         let got = self.inner.get_opts(location, options);
         let got = once(&self.requests, Kind::Get, limit(UNKNOWN_LENGTH), got).await;
         let got = got.map_err(|error| if is_range_error(&error) { too_short(location) } else { error })?;

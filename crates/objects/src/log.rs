@@ -20,8 +20,8 @@
 //! with its name, and no fence takes its place.
 //!
 //! # A journal
-//! With one ([`crate::journal`]) a caller may wait for a disk of this host instead: `journaled`. What
-//! is said above is said of the bucket all the same.
+//! With one ([`crate::journal`]) a caller may wait for a disk of this host instead: `journaled`.
+//! What is said above is said of the bucket all the same.
 //!
 //! Lock order: `state`, then the journal's or `listeners`; none is held across a request.
 
@@ -58,8 +58,8 @@ use uploads::Uploads;
 
 /// Bytes of an open object from which on it is sealed without a flush.
 const SEAL_BYTES: usize = 8 << 20;
-/// What an object may hold in the end: less than [`SEAL_BYTES`], the encoded data of one extent that
-/// goes into the log, one batch, and as much again for their encoding.
+/// What an object may hold in the end: less than [`SEAL_BYTES`], the encoded data of one extent
+/// that goes into the log, one batch, and as much again for their encoding.
 const _: () = assert!((SEAL_BYTES + BATCH_BYTES_MAX + SEAL_BYTES) as u64 <= object::OBJECT_BYTES_MAX);
 /// Bytes that are sealed and not durable from which on callers wait.
 const QUEUED_BYTES_MAX: usize = 64 << 20;
@@ -253,13 +253,19 @@ impl CommitLog {
     /// Waits until a flush is worth its request: fewer than `max` objects are on their way, or
     /// there is nothing to send.
     pub(crate) async fn wait_for_turn(&self, max: usize) {
+        let has_come =
+            |state: &State| state.failed.is_some() || state.is_open_empty() || state.sealed.len() < max;
+        self.wait_until(|state| has_come(state).then_some(())).await;
+    }
+
+    /// Waits until `look` finds something; it looks again whenever something has changed.
+    async fn wait_until<T>(&self, look: impl Fn(&State) -> Option<T>) -> T {
         loop {
+            // Before the look, so that no change is missed after it.
             let changed = self.changed.notified();
-            {
-                let state = self.state.lock();
-                if state.failed.is_some() || state.is_open_empty() || state.sealed.len() < max {
-                    return;
-                }
+            let found = look(&self.state.lock());
+            if let Some(found) = found {
+                return found;
             }
             changed.await;
         }
@@ -286,19 +292,11 @@ impl CommitLog {
     }
 
     async fn wait_for_room(&self) -> Result<()> {
-        loop {
-            let changed = self.changed.notified();
-            {
-                let state = self.state.lock();
-                if let Some(error) = &state.failed {
-                    return Err(plain(error));
-                }
-                if state.sealed_bytes < QUEUED_BYTES_MAX {
-                    return Ok(());
-                }
-            }
-            changed.await;
-        }
+        self.wait_until(|state| match &state.failed {
+            Some(error) => Some(Err(plain(error))),
+            None => (state.sealed_bytes < QUEUED_BYTES_MAX).then_some(Ok(())),
+        })
+        .await
     }
 
     /// Appends rows, which have one sequence number.
@@ -411,19 +409,11 @@ impl CommitLog {
 
     /// Waits until number `number` is durable.
     async fn durable(&self, number: u64) -> Result<(), WalError> {
-        loop {
-            let changed = self.changed.notified();
-            {
-                let state = self.state.lock();
-                if state.durable >= number {
-                    return Ok(());
-                }
-                if let Some(error) = &state.failed {
-                    return Err(error.clone());
-                }
-            }
-            changed.await;
-        }
+        self.wait_until(|state| match &state.failed {
+            _ if state.durable >= number => Some(Ok(())),
+            failed => failed.clone().map(Err),
+        })
+        .await
     }
 }
 

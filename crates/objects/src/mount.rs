@@ -105,7 +105,6 @@ pub(crate) struct Mounted {
     journal: Option<Arc<MountJournal>>,
     background: CancellationToken,
     is_closed: Mutex<bool>,
-    is_read_only: bool,
     /// Keeps the mark of one that only reads, and removes it in the end.
     marking: Mutex<Option<JoinHandle<()>>>,
 }
@@ -117,6 +116,12 @@ impl Mounted {
         last: Option<LastManifest>,
         options: MountOptions,
     ) -> Result<Arc<Self>> {
+        let background = CancellationToken::new();
+        let ends_if_it_fails = background.clone().drop_guard();
+        if let Some(held) = &options.held {
+            // Claims of other hosts are answered while this goes on, which may take minutes.
+            tokio::spawn(background.clone().run_until_cancelled_owned(Arc::clone(held).keep()));
+        }
         let disk_cache = options.open_disk_cache(&bucket)?;
         let journal = options.journal.clone();
         let is_late = is_on("journal-uploaded-after-the-fence");
@@ -132,7 +137,7 @@ impl Mounted {
             None => (None, None),
         };
         if let Some(disk_cache) = &disk_cache {
-            disk_cache.is_of(last.map_or(0, |last| last.epoch));
+            disk_cache.empty_if_later_than(last.map_or(0, |last| last.epoch));
         }
         let log = CommitLog::new(bucket.clone(), options.codec.clone(), options.window);
         let (store, root) = bucket.raw();
@@ -150,7 +155,6 @@ impl Mounted {
         if let Some(journal) = &journal {
             journal.begin(&log, options.nonce);
         }
-        let background = CancellationToken::new();
         let mounted = Arc::new(Self {
             tree,
             log,
@@ -160,7 +164,6 @@ impl Mounted {
             journal,
             background: background.clone(),
             is_closed: Mutex::new(false),
-            is_read_only: false,
             marking: Mutex::default(),
         });
         let (tree, log) = (Arc::clone(&mounted.tree), Arc::clone(&mounted.log));
@@ -169,10 +172,10 @@ impl Mounted {
             tokio::spawn(background.clone().run_until_cancelled_owned(collector.keep()));
         }
         if let Some(held) = &mounted.held {
-            tokio::spawn(background.clone().run_until_cancelled_owned(Arc::clone(held).keep()));
             let lost = lost(Arc::clone(&mounted), Arc::clone(held));
             tokio::spawn(background.run_until_cancelled_owned(lost));
         }
+        ends_if_it_fails.disarm();
         Ok(mounted)
     }
 
@@ -187,7 +190,7 @@ impl Mounted {
     ) -> Result<Arc<Self>> {
         let disk_cache = options.open_disk_cache(&bucket)?;
         if let Some(disk_cache) = &disk_cache {
-            disk_cache.is_of(last.epoch);
+            disk_cache.empty_if_later_than(last.epoch);
         }
         let MountOptions { codec, window, size_max, .. } = options;
         let mut replay = Replay::new(bucket.clone(), codec.clone(), window, last.replay_after);
@@ -205,19 +208,8 @@ impl Mounted {
 
     fn reading(tree: Arc<Tree>, log: Arc<CommitLog>, bucket: Bucket) -> Arc<Self> {
         let (background, is_closed) = (CancellationToken::new(), Mutex::new(false));
-        let (engine, held, journal, is_read_only, marking) = (None, None, None, true, Mutex::default());
-        Arc::new(Self {
-            tree,
-            log,
-            bucket,
-            engine,
-            held,
-            journal,
-            background,
-            is_closed,
-            is_read_only,
-            marking,
-        })
+        let (engine, held, journal, marking) = (None, None, None, Mutex::default());
+        Arc::new(Self { tree, log, bucket, engine, held, journal, background, is_closed, marking })
     }
 
     /// Keeps the mark of a reader, and removes it with [`close`](Self::close).
@@ -236,7 +228,7 @@ impl Mounted {
 
     /// Whether nothing can be changed.
     pub(crate) const fn is_read_only(&self) -> bool {
-        self.is_read_only
+        self.engine.is_none()
     }
 
     /// The newest manifest.
@@ -310,7 +302,7 @@ impl Mounted {
             Ok(()) => self.tree.engine.close().await,
             Err(error) => Err(error),
         };
-        // Before the lease: who has that next may use the directory.
+        // Before the lease: its next holder may use the directory.
         if let Some(disk_cache) = self.tree.segments.reader().disk_cache() {
             disk_cache.close();
         }
@@ -341,8 +333,9 @@ impl Mounted {
     }
 }
 
-/// Reads the log behind the tables. A holder that is taken over, and does not know, may write tables
-/// meanwhile and remove the log's objects that they replace: then what is behind these is read.
+/// Reads the log behind the tables. A holder that is taken over, and does not know, may write
+/// tables meanwhile and remove the log's objects that they replace: then what is behind these is
+/// read.
 async fn read_newest_log(
     bucket: &Bucket,
     mut last: LastManifest,

@@ -47,7 +47,7 @@ impl Node {
     }
 
     /// Returns when somebody waits for the round.
-    pub(crate) async fn is_awaited(&self, round: u64) {
+    pub(crate) async fn wait_until_awaited(&self, round: u64) {
         let mut awaited = self.awaited.subscribe();
         // The sender is in `self`.
         let _somebody_waits = awaited.wait_for(|awaited| *awaited > round).await;

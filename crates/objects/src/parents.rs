@@ -1,25 +1,19 @@
-//! The volumes that a volume was cloned from: it begins as a snapshot, and reads what that needs where
-//! it is.
+//! The volumes that a volume was cloned from: it begins as a snapshot, and reads what that needs
+//! where it is.
 //!
-//! By its name alone it is known whose an object is. A clone's first epoch lies behind its parent's at
-//! the time of the snapshot, and its log behind the parent's: segments and objects of the log with
-//! smaller numbers are the parent's, or its parent's. Tables have random names: those of the manifest
-//! that a clone begins with are not its own, and of those the ones that the parent began with are not
-//! the parent's.
+//! By its name alone it is known whose an object is. A clone's first epoch lies behind its parent's
+//! at the time of the snapshot, and its log behind the parent's: segments and objects of the log
+//! with smaller numbers are the parent's, or its parent's. Tables have random names: those of the
+//! manifest that a clone begins with are not its own, and of those the ones that the parent began
+//! with are not the parent's.
 //!
 //! Nothing of another volume is written or removed here: names lead to parents for reading alone.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use async_trait::async_trait;
-use futures_util::stream::BoxStream;
+use object_store::ObjectStore;
 use object_store::path::Path;
-use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result as StoreResult,
-};
 use serde::{Deserialize, Serialize};
 use store::Result;
 
@@ -135,86 +129,11 @@ impl Parents {
         Ok(())
     }
 
-    /// The engine's store, in which the tables of parents seem to be the volume's.
-    pub(crate) fn around(self: &Arc<Self>, inner: Arc<dyn ObjectStore>, root: &Path) -> Arc<dyn ObjectStore> {
-        if self.all.is_empty() {
-            return inner;
-        }
-        Arc::new(Inherited { inner, tables: path_below(root).join("compacted"), parents: Arc::clone(self) })
-    }
-}
-
-/// See [`Parents::around`].
-#[derive(Debug)]
-struct Inherited {
-    inner: Arc<dyn ObjectStore>,
-    /// Where the volume's own tables are.
-    tables: Path,
-    parents: Arc<Parents>,
-}
-
-impl fmt::Display for Inherited {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.fmt(f)
-    }
-}
-
-impl Inherited {
-    /// Where an object is read.
-    fn place_of(&self, location: &Path) -> Option<&Path> {
-        let table = location.filename().filter(|_| location.prefix_matches(&self.tables))?;
-        self.parents.tables.get()?.get(table)
-    }
-}
-
-#[async_trait]
-impl ObjectStore for Inherited {
-    async fn put_opts(
-        &self,
-        location: &Path,
-        payload: PutPayload,
-        options: PutOptions,
-    ) -> StoreResult<PutResult> {
-        self.inner.put_opts(location, payload, options).await
-    }
-
-    async fn put_multipart_opts(
-        &self,
-        location: &Path,
-        options: PutMultipartOptions,
-    ) -> StoreResult<Box<dyn MultipartUpload>> {
-        self.inner.put_multipart_opts(location, options).await
-    }
-
-    async fn get_opts(&self, location: &Path, options: GetOptions) -> StoreResult<GetResult> {
-        self.inner.get_opts(self.place_of(location).unwrap_or(location), options).await
-    }
-
-    fn delete_stream(
-        &self,
-        locations: BoxStream<'static, StoreResult<Path>>,
-    ) -> BoxStream<'static, StoreResult<Path>> {
-        self.inner.delete_stream(locations)
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, StoreResult<ObjectMeta>> {
-        self.inner.list(prefix)
-    }
-
-    fn list_with_offset(
-        &self,
-        prefix: Option<&Path>,
-        offset: &Path,
-    ) -> BoxStream<'static, StoreResult<ObjectMeta>> {
-        self.inner.list_with_offset(prefix, offset)
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> StoreResult<ListResult> {
-        self.inner.list_with_delimiter(prefix).await
-    }
-
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> StoreResult<()> {
-        self.inner.copy_opts(from, to, options).await
+    /// Where the engine's object at `location` is read, if it is a table that the volume at `root`
+    /// began with: to the engine it seems to be the volume's own.
+    pub(crate) fn table_at(&self, root: &Path, location: &Path) -> Option<&Path> {
+        let table = self.tables.get()?.get(location.filename()?)?;
+        location.prefix_matches(&path_below(root).join("compacted")).then_some(table)
     }
 }
 

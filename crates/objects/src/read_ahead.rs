@@ -3,8 +3,8 @@
 //! An open file has a few **streams**: places where its readers are. A read that continues one (or
 //! comes a little early or late: the kernel sends several at a time) keeps that many bytes ahead of
 //! it on their way: its **window**, which doubles each time half of it is used up. A read anywhere
-//! else begins a stream without a window, in the place of the one that was not used for longest; the
-//! next that continues it gets one. At the beginning of a file the first read does.
+//! else begins a stream without a window, in the place of the one that was not used for longest;
+//! the next that continues it gets one. At the beginning of a file the first read does.
 //!
 //! What is read ahead is bounded for the volume ([`crate::blocks`]): a window that gets no bytes is
 //! halved, and the reader reads for itself.
@@ -19,7 +19,6 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::blocks::{BLOCK, Reserved, blocks_of};
-use crate::data::end_of;
 use crate::node::Pin;
 use crate::reading::RUN_MAX;
 use crate::rows::{Extent, Object};
@@ -34,7 +33,8 @@ const STEP_MIN: u64 = 1 << 20;
 const STREAMS: usize = 8;
 /// A stream that was not read from for this long begins again: what was read ahead is gone.
 const PAUSE_MAX: Duration = Duration::from_secs(8);
-/// The window grows while half of it is used in less time than this, and shrinks if it takes longer.
+/// The window grows while half of it is used in less time than this, and shrinks if it takes
+/// longer.
 const FAST: Duration = Duration::from_secs(2);
 const SLOW: Duration = Duration::from_secs(4);
 /// Extents that are read ahead at a time.
@@ -117,7 +117,8 @@ impl Streams {
 }
 
 impl Tree {
-    /// Reads until `buf` is full or the file ends, and what follows ahead if it is read in sequence.
+    /// Reads until `buf` is full or the file ends, and what follows ahead if it is read in
+    /// sequence.
     pub(crate) async fn read_stream(
         self: &Arc<Self>,
         pin: &Pin,
@@ -125,19 +126,19 @@ impl Tree {
         buf: &mut [u8],
         offset: u64,
     ) -> Result<usize> {
-        end_of(offset, 0, "read")?;
-        let size = pin.lock().await?.row.size;
-        let reader = self.segments.reader();
-        let ahead = streams.on_read(offset, buf.len() as u64, size, |bytes| reader.reserve(bytes));
-        if let Some((range, reserved)) = ahead {
+        let wanted = buf.len() as u64;
+        self.read_with(pin, buf, offset, |size| {
+            let reader = self.segments.reader();
+            let ahead = streams.on_read(offset, wanted, size, |bytes| reader.reserve(bytes));
+            let Some((range, reserved)) = ahead else { return };
             let (tree, ino) = (Arc::clone(self), pin.ino);
             self.runtime.spawn(async move {
                 if let Err(error) = tree.read_ahead(ino, range, reserved).await {
                     tracing::debug!(ino, %error, "a file is not read ahead");
                 }
             });
-        }
-        self.read_at(pin, buf, offset).await
+        })
+        .await
     }
 
     async fn read_ahead(self: &Arc<Self>, ino: u64, range: Range<u64>, mut reserved: Reserved) -> Result<()> {

@@ -1,12 +1,13 @@
 //! Those who read a volume without holding it: each keeps a mark in the bucket, and while there is
 //! one, its holder removes nothing.
 //!
-//! A mark is an object `reader/ID/NUMBER`. Its reader makes the next and removes the last, again and
-//! again, so that a holder sees by names alone that the reader is there, and no clocks are compared.
-//! A mark that stays the same for long is that of a reader that has crashed, or is cut off.
+//! A mark is an object `reader/ID/NUMBER`. Its reader makes the next and removes the last, again
+//! and again, so that a holder sees by names alone that the reader is there, and no clocks are
+//! compared. A mark that stays the same for long is that of a reader that has crashed, or is cut
+//! off.
 //!
-//! The mark of one that reads a snapshot says which: what the snapshot needs stays without the mark, as
-//! long as the snapshot is there.
+//! The mark of one that reads a snapshot says which: what the snapshot needs stays without the
+//! mark, as long as the snapshot is there.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -116,8 +117,8 @@ impl Readers {
         self.are_none
     }
 
-    /// Looks for readers, and removes marks of those that are gone; returns the marks of the others,
-    /// but for those who read one of these snapshots.
+    /// Looks for readers, and removes marks of those that are gone; returns the marks of the
+    /// others, but for those who read one of these snapshots.
     pub(crate) async fn look(&mut self, bucket: &Bucket, snapshots: &[Snapshot]) -> Result<Vec<String>> {
         self.looks += 1;
         let mut found = BTreeMap::new();

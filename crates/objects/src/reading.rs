@@ -1,5 +1,5 @@
-//! Reads objects: from memory, from a GET that is under way already, from the disk cache, or by GETs
-//! of its own.
+//! Reads objects: from memory, from a GET that is under way already, from the disk cache, or by
+//! GETs of its own.
 //!
 //! A call that reads collects what it needs of all objects first ([`Reader::load`]), so that
 //! neighbours come with one GET, and GETs of different places are on their way together.
@@ -7,8 +7,8 @@
 //! # Who waits for whom
 //! Of the volume's permits for bulk requests, read-ahead has [`AHEAD`] at most: the others are left
 //! to calls that somebody waits for. Read-ahead takes its permit first and claims blocks then: what
-//! it has not begun to fetch, a reader who needs it fetches itself. It tries once; a reader who waited
-//! for it in vain tries as long as the volume is mounted.
+//! it has not begun to fetch, a reader that needs it fetches itself. It tries once; a reader that
+//! waited for it in vain tries as long as the volume is mounted.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -129,8 +129,8 @@ impl Reader {
         self.blocks.reserve(bytes)
     }
 
-    /// Reads blocks of an object ahead, for which there is a reservation. That it fails says nothing:
-    /// whoever needs them will try.
+    /// Reads blocks of an object ahead, for which there is a reservation. That it fails says
+    /// nothing: a reader that needs them fetches them.
     pub(crate) async fn fetch_ahead(&self, object: Object, run: Range<u32>, reserved: Reserved) {
         if !self.blocks.is_missing(object, run.clone()) {
             return;
@@ -166,10 +166,13 @@ impl Reader {
         let (Some(first), Some(last)) = (run.clone().find(missing), run.rev().find(missing)) else {
             return Ok(());
         };
-        if let Ok(_permit) = self.ahead.acquire().await {
-            for (key, bytes) in self.get(object, first..last + 1, &self.bucket).await? {
-                disk.keep(key, bytes).await;
-            }
+        let fetched = {
+            // Its error: it was closed, which it never is.
+            let _permit = self.ahead.acquire().await.ok();
+            self.get(object, first..last + 1, &self.bucket).await?
+        };
+        for (key, bytes) in fetched {
+            disk.keep(key, bytes).await;
         }
         if !disk.is_on() {
             return Err(no_cache("the volume's disk cache was switched off: the log says why"));

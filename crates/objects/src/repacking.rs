@@ -9,11 +9,12 @@
 //!
 //! # Why nothing is lost
 //! - The new segment is there before a row names it, as with any round.
-//! - An extent is replaced only by the same bytes, with the inode locked, if its row is the one that
-//!   was read.
-//! - The old object stays until nobody can have found it ([`crate::garbage`]). Here it is read whole,
-//!   and not needed any more after that.
-//! - An inode without a name is left alone: it may be on its way out, and no row of it may come back.
+//! - An extent is replaced only by the same bytes, with the inode locked, if its row is the one
+//!   that was read.
+//! - The old object stays until nobody can have found it ([`crate::garbage`]). Here it is read
+//!   whole, and not needed any more after that.
+//! - An inode without a name is left alone: it may be on its way out, and no row of it may come
+//!   back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,12 +53,12 @@ impl Piece {
 
 /// What is to be moved: a segment of it at most.
 #[derive(Debug, Default)]
-pub(crate) struct Moving {
+pub(crate) struct Relocation {
     pieces: Vec<Piece>,
     bytes: usize,
 }
 
-impl Moving {
+impl Relocation {
     /// Whether this goes into its segment, too.
     const fn has_room(&self, bytes: usize) -> bool {
         self.bytes == 0 || self.bytes + bytes <= EXTENT_BYTES_MAX
@@ -79,11 +80,12 @@ impl Moving {
 }
 
 impl Tree {
-    /// What is in use of an object where it was written to, in the files' order, and what it holds.
+    /// The extents that refer to an object where its data was written to, in the files' order, each
+    /// with its inode and what it holds.
     ///
     /// # Errors
     /// The bucket's; `Io`: the object is damaged.
-    pub(crate) async fn in_use(self: &Arc<Self>, object: Object) -> Result<Vec<(u64, Extent, Bytes)>> {
+    pub(crate) async fn live_extents(self: &Arc<Self>, object: Object) -> Result<Vec<(u64, Extent, Bytes)>> {
         let Some(whole) = self.segments.whole(object).await? else { return Ok(Vec::new()) };
         let mut found: BTreeMap<(u64, u64), (Extent, Bytes)> = BTreeMap::new();
         for (ino, range) in self.segments.places(object, &whole)? {
@@ -93,14 +95,9 @@ impl Tree {
                 let is_last = extents.len() < EXTENTS;
                 at = extents.last().map_or(range.end, Extent::end);
                 for extent in extents {
-                    let Some((stored, skip)) = extent.row.data.as_ref().filter(|(s, _)| s.object == object)
-                    else {
-                        continue;
-                    };
-                    let len = u32::try_from(extent.row.len).ok();
-                    let end = len.and_then(|len| skip.checked_add(len));
-                    let end = end.ok_or_else(|| corrupted("an extent"))?;
-                    let data = self.segments.read_from(&whole, stored, *skip..end)?;
+                    let stored = extent.stored_part()?.filter(|(stored, _)| stored.object == object);
+                    let Some((stored, part)) = stored else { continue };
+                    let data = self.segments.read_from(&whole, stored, part)?;
                     found.insert((ino, extent.start), (extent, data));
                 }
                 if is_last {
@@ -111,28 +108,29 @@ impl Tree {
         Ok(found.into_iter().map(|((ino, _), (extent, data))| (ino, extent, data)).collect())
     }
 
-    /// Takes what [`in_use`](Self::in_use) found along, and moves what is full.
-    pub(crate) async fn take_along(
+    /// Adds what [`live_extents`](Self::live_extents) found; a relocation that is full is carried
+    /// out.
+    pub(crate) async fn add_live(
         self: &Arc<Self>,
-        moving: &mut Moving,
+        relocation: &mut Relocation,
         found: Vec<(u64, Extent, Bytes)>,
     ) -> Result<()> {
         for (ino, extent, data) in found {
-            if !moving.has_room(data.len()) {
-                self.moved(std::mem::take(moving)).await?;
+            if !relocation.has_room(data.len()) {
+                self.relocate(std::mem::take(relocation)).await?;
             }
-            moving.add(ino, extent, &data);
+            relocation.add(ino, extent, &data);
         }
         Ok(())
     }
 
     /// Writes a segment, and lets what has not changed refer to it.
-    pub(crate) async fn moved(self: &Arc<Self>, moving: Moving) -> Result<()> {
-        if moving.pieces.is_empty() {
+    pub(crate) async fn relocate(self: &Arc<Self>, relocation: Relocation) -> Result<()> {
+        if relocation.pieces.is_empty() {
             return Ok(());
         }
         let (mut places, mut data) = (Vec::new(), Vec::new());
-        for piece in moving.pieces {
+        for piece in relocation.pieces {
             data.push((piece.ino, piece.start(), piece.data.freeze()));
             places.push((piece.ino, piece.extents));
         }
@@ -140,14 +138,14 @@ impl Tree {
         let stored = self.segments.put_segment(data).await?;
         drop(turn);
         for ((ino, extents), stored) in places.into_iter().zip(stored) {
-            self.refer_to(ino, extents, stored).await?;
+            self.repoint(ino, extents, stored).await?;
         }
         Ok(())
     }
 
-    /// Lets the extents of an inode refer to `stored`, which holds them one behind the other, where
-    /// they are what they were.
-    async fn refer_to(self: &Arc<Self>, ino: u64, extents: Vec<Extent>, stored: Stored) -> Result<()> {
+    /// Lets the extents of an inode that have not changed refer to `stored`, which holds all of
+    /// them, one behind the other.
+    async fn repoint(self: &Arc<Self>, ino: u64, extents: Vec<Extent>, stored: Stored) -> Result<()> {
         let mut change = ExtentChange::default();
         // Also where nothing refers to it in the end: it is found to be garbage by that.
         change.wrote(&stored);
@@ -173,13 +171,13 @@ impl Tree {
             let len = u32::try_from(extent.row.len).map_err(|_| corrupted("an extent"))?;
             skip = skip.saturating_add(len);
             if change.is_large() {
-                self.write_moved(ino, std::mem::take(&mut change)).await?;
+                self.write_repointed(ino, std::mem::take(&mut change)).await?;
             }
         }
-        self.write_moved(ino, change).await
+        self.write_repointed(ino, change).await
     }
 
-    async fn write_moved(&self, ino: u64, mut change: ExtentChange) -> Result<()> {
+    async fn write_repointed(&self, ino: u64, mut change: ExtentChange) -> Result<()> {
         let mut batch = Batch::default();
         change.join();
         change.put(ino, &mut batch);

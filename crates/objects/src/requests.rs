@@ -1,17 +1,17 @@
 //! Sends requests: bounded, retried, counted, and given up together.
 //!
 //! # Two classes
-//! Small requests that others wait for (lease, log) have permits of their own, which bulk data never
-//! takes. A request that waits for its next attempt holds none.
+//! Small requests that others wait for (lease, log) have permits of their own, which bulk data
+//! never takes. A request that waits for its next attempt holds none.
 //!
 //! # Retries
-//! With exponential backoff and jitter, as long as the caller's [`Patience`] lasts. They have a budget:
-//! ten answered requests earn one quick retry. Without it, as in an outage, a retry waits for the
-//! longest pause, so that a store that comes back is not met by a storm.
+//! With exponential backoff and jitter, as long as the caller's [`Patience`] lasts. They have a
+//! budget: ten answered requests earn one quick retry. Without it, as in an outage, a retry waits
+//! for the longest pause, so that a store that comes back is not met by a storm.
 //!
 //! # Unknown outcomes
-//! After an attempt that may have been carried out all the same, a conditional request's refusal may
-//! be the echo of its own success: [`Answer::after_unknown`] says so.
+//! After an attempt that may have been carried out all the same, a conditional request's refusal
+//! may be the echo of its own success: [`Answer::after_unknown`] says so.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -10,7 +10,7 @@
 //! | `C` | [`Totals`], merged |
 //! | `G` | none: of each object that has data it is known how much of it is alive |
 //! | `G` object | [`Usage`]: how much of the object is in use, merged |
-//! | `H` object | the number of the last snapshot when the object, which is dead, was found so |
+//! | `H` object | the number of the newest manifest when the object was found dead |
 //! | `S` number | [`Born`]: what there was when the snapshot with this number was made |
 //! | `L` | the number of the object of the log up to which garbage was looked for |
 //!
@@ -18,6 +18,7 @@
 //! end: the first whose end lies behind an offset is the only one that can hold it.
 
 use std::ffi::OsStr;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt as _;
 
 use bytes::Bytes;
@@ -181,6 +182,14 @@ impl Extent {
         self.start + self.row.len
     }
 
+    /// The stored data that it has, and which bytes of that; `None`: it reads as zeros.
+    pub(crate) fn stored_part(&self) -> Result<Option<(&Stored, Range<u32>)>> {
+        let Some((stored, skip)) = &self.row.data else { return Ok(None) };
+        let len = u32::try_from(self.row.len).ok();
+        let end = len.and_then(|len| skip.checked_add(len)).ok_or_else(|| corrupted("an extent"))?;
+        Ok(Some((stored, *skip..end)))
+    }
+
     /// Its part in `start..end`, which lies inside it.
     pub(crate) fn part(&self, start: u64, end: u64) -> Self {
         debug_assert!(self.start <= start && start < end && end <= self.end(), "a part of it");
@@ -197,6 +206,13 @@ impl Extent {
 pub(crate) struct Totals {
     pub(crate) bytes: i64,
     pub(crate) inodes: i64,
+}
+
+impl Totals {
+    /// Files, directories and links: the root has no name.
+    pub(crate) fn files(self) -> u64 {
+        self.inodes.saturating_sub(1).try_into().unwrap_or(0)
+    }
 }
 
 /// How much of an object is in use, or a change of it.
@@ -267,7 +283,8 @@ pub(crate) fn born_number(key: &[u8]) -> Result<u64> {
     number.ok_or_else(|| corrupted("the key of a snapshot"))
 }
 
-/// The key of the last snapshot that may need an object which is dead.
+/// The key of the number of the manifest that was the newest when an object was found dead:
+/// snapshots of later manifests do not need it.
 pub(crate) fn held_key(object: Object) -> Vec<u8> {
     let mut key = live_key(object);
     key[0] = b'H';
@@ -336,13 +353,13 @@ pub(crate) fn orphan_key(ino: u64) -> Vec<u8> {
 }
 
 /// All keys with this tag and inode.
-pub(crate) fn keys_of(tag: u8, ino: u64) -> std::ops::Range<Vec<u8>> {
+pub(crate) fn keys_of(tag: u8, ino: u64) -> Range<Vec<u8>> {
     let end = ino.checked_add(1).map_or_else(|| vec![tag + 1], |next| key(tag, next, &[]));
     key(tag, ino, &[])..end
 }
 
 /// All keys with this tag.
-pub(crate) fn all_keys(tag: u8) -> std::ops::Range<Vec<u8>> {
+pub(crate) fn all_keys(tag: u8) -> Range<Vec<u8>> {
     vec![tag]..vec![tag + 1]
 }
 

@@ -104,8 +104,8 @@ impl Segments {
         Ok(Stored { object: Object::Log(number), at, len: len_of(data), table: table.to_bytes() })
     }
 
-    /// Writes extents of one inode to a segment of their own, and returns when it is durable, or when
-    /// the journal has what is `awaited`: where each begins in the file, and where it is.
+    /// Writes extents of one inode to a segment of their own, and returns when it is durable, or
+    /// when the journal has what is `awaited`: where each begins in the file, and where it is.
     pub(crate) async fn put_bulk(
         &self,
         ino: u64,
@@ -156,7 +156,7 @@ impl Segments {
 
     /// A whole object; `None`: it is gone.
     pub(crate) async fn whole(&self, object: Object) -> Result<Option<Bytes>> {
-        let got = self.bucket.bulk().get_at_most(&object_name(object), OBJECT_BYTES_MAX).await?;
+        let got = self.bucket.get_at_most(&object_name(object), OBJECT_BYTES_MAX).await?;
         Ok(got.map(|(bytes, _)| bytes))
     }
 
@@ -165,17 +165,13 @@ impl Segments {
     /// # Errors
     /// `Io`: the object is damaged, with its name.
     pub(crate) fn places(&self, object: Object, whole: &Bytes) -> Result<Vec<(u64, Range<u64>)>> {
-        let damaged = |error: Error| {
-            let (name, why) = (object_name(object), error.detail().unwrap_or("it is damaged"));
-            Error::with(ErrorKind::Io, "read data", format!("{}/{name}: {why}", self.bucket.url()))
+        let places = match object {
+            Object::Log(number) => self.log.places(number, whole),
+            Object::Segment(..) => self
+                .footer(whole)
+                .map(|footer| footer.into_iter().map(|row| (row.ino, row.start..row.end())).collect()),
         };
-        match object {
-            Object::Log(number) => self.log.places(number, whole).map_err(damaged),
-            Object::Segment(..) => {
-                let footer = self.footer(whole).map_err(damaged)?;
-                Ok(footer.into_iter().map(|row| (row.ino, row.start..row.end())).collect())
-            }
-        }
+        places.map_err(|error| self.corrupted(object, &error))
     }
 
     fn footer(&self, whole: &Bytes) -> Result<Vec<FooterRow>> {
@@ -191,17 +187,12 @@ impl Segments {
 
     /// Reads a part of an extent out of its whole object.
     pub(crate) fn read_from(&self, whole: &Bytes, stored: &Stored, part: Range<u32>) -> Result<Bytes> {
-        if part.end > stored.len || part.start > part.end {
-            return Err(rows::corrupted("an extent"));
-        }
-        let table = ChunkTable::from_bytes(&stored.table)?;
-        let (range, first) = self.codec.stored_range(&table, stored.len, part.clone())?;
-        let at = stored.at as usize;
-        let encoded = at.checked_add(range.start as usize).zip(at.checked_add(range.end as usize));
-        let encoded = encoded.and_then(|(from, to)| whole.get(from..to));
+        let place = self.place(stored, part.clone())?;
+        let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+        let encoded = whole.get(index(place.bytes.start)..index(place.bytes.end));
         let encoded = encoded.ok_or_else(|| rows::corrupted("an extent"))?;
         let mut plain = vec![0; part.len()];
-        self.codec.decode(&table, stored.len, first, encoded, part, &mut plain)?;
+        self.decode(&mut Part { stored, part, out: &mut plain }, &place, encoded)?;
         Ok(plain.into())
     }
 
@@ -267,10 +258,8 @@ impl Segments {
 
     /// Where the data of an extent is in the bucket; none: it has none, or it is not there yet.
     pub(crate) fn place_of(&self, extent: &Extent) -> Result<Option<(Object, Range<u64>)>> {
-        let Some((stored, skip)) = &extent.row.data else { return Ok(None) };
-        let len = u32::try_from(extent.row.len).ok();
-        let end = len.and_then(|len| skip.checked_add(len)).ok_or_else(|| rows::corrupted("an extent"))?;
-        let place = self.place(stored, *skip..end)?;
+        let Some((stored, part)) = extent.stored_part()? else { return Ok(None) };
+        let place = self.place(stored, part)?;
         let is_there = match stored.object {
             Object::Log(number) => self.log.get(number, place.bytes.clone()).is_none(),
             segment @ Object::Segment(..) => !self.uploads.has(segment),

@@ -10,8 +10,9 @@
 //!   has ever acknowledged: also after the takeover, which it does not know of yet.
 //! - A holder sees what it wrote itself, whatever others send.
 //! - A holder that was taken over never acknowledges what it changes afterwards.
-//! - One host may have a journal: what it has acknowledged is found by the next process on it, killed
-//!   or after a loss of power, unless a process elsewhere has given the journal up in between.
+//! - One host may have a journal: what it has acknowledged is found by the next process on it,
+//!   killed or after a loss of power, unless a process elsewhere has given the journal up in
+//!   between.
 //! - A holder fails only if another process takes the volume over.
 
 mod faults;
@@ -74,8 +75,8 @@ impl Simulation {
         self.hosts.push(Host::new(&self.volume, random, has_journal));
     }
 
-    /// The next process with the journal begins when the one before has ended: its process was killed,
-    /// or its host has lost power.
+    /// The next process with the journal begins when the one before has ended: its process was
+    /// killed, or its host has lost power.
     fn end_host_with_journal(&mut self) {
         self.hosts.retain(|host| !host.has_journal);
         let Some(random) = &mut self.journal else { return };
@@ -165,8 +166,8 @@ fn run(seeds: std::ops::Range<u64>, with: With) {
     }
 }
 
-/// The campaign; with `SNAPSHOTS=1` hosts make, read and delete snapshots, too, and with `JOURNAL=1`
-/// one of them has a journal:
+/// The campaign; with `SNAPSHOTS=1` hosts make, read and delete snapshots, too, and with
+/// `JOURNAL=1` one of them has a journal:
 /// `SEEDS=100000 cargo test --release -p watertight-objects --lib simulation -- --ignored`.
 #[test]
 #[ignore = "long; the seeds are given by SEEDS, the first by FIRST"]

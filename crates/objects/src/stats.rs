@@ -39,7 +39,8 @@ pub struct KindStats {
     pub retries: u64,
     /// Time of the attempts that were answered, in all.
     pub latency_us: u64,
-    /// How many of them took as long: one number for each of [`LATENCY_MS`], one for the longer ones.
+    /// How many of them took as long: one number for each of [`LATENCY_MS`], one for the longer
+    /// ones.
     pub latency: Vec<u64>,
 }
 

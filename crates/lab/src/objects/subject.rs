@@ -78,7 +78,8 @@ impl Subject {
         Self::new(program, scratch, name, Kind::Rclone { remote, flags })
     }
 
-    /// A new volume of JuiceFS's, which with `writeback` keeps what is written and uploads it later.
+    /// A new volume of JuiceFS's, which with `writeback` keeps what is written and uploads it
+    /// later.
     ///
     /// # Errors
     /// If JuiceFS is not installed, or cannot format it.

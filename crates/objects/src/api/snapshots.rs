@@ -80,8 +80,8 @@ pub struct Cloned {
     pub snapshot: SnapshotInfo,
 }
 
-/// Makes a new volume that begins as the snapshot `name` of another in the same bucket; nothing of its
-/// data is copied, and nobody holds either volume for that.
+/// Makes a new volume that begins as the snapshot `name` of another in the same bucket; nothing of
+/// its data is copied, and nobody holds either volume for that.
 ///
 /// # Errors
 /// `NotFound`: there is no such volume or snapshot; `Exists`: there is a volume already at `new`;

@@ -1,6 +1,7 @@
 //! What a clone claims, and the mutants that a test catches.
 //!
-//! `RUSTC_WORKSPACE_WRAPPER=$PWD/tests/with-shuttle cargo test -p watertight-objects --lib schedules`
+//! `RUSTC_WORKSPACE_WRAPPER=$PWD/tests/with-shuttle cargo test -p watertight-objects --lib
+//! schedules`
 
 use std::sync::Arc;
 

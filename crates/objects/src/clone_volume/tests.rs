@@ -118,7 +118,7 @@ async fn a_snapshot_that_is_deleted_has_no_clone() {
     format::create(&parent, format::Options::default()).await.unwrap();
     let mounted = open(&parent, 1).await;
     let snapshot = mounted.create_snapshot("base").await.unwrap();
-    let_go(&parent, &snapshot).await.unwrap();
+    forbid_clones(&parent, &snapshot).await.unwrap();
     let error = make(&parent, "base", &clone).await.unwrap_err();
     assert!(error.detail().unwrap().contains("is being deleted"), "{error}");
     assert!(bucket(&objects, "clone").list("", None).await.unwrap().is_empty());

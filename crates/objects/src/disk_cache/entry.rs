@@ -5,8 +5,8 @@
 //! ```
 //!
 //! The checksum covers the volume, the object, the block's number and length, and the block: a file
-//! that was cut, changed, or has another's name is not this block's. It finds accidents; who can write
-//! to the directory can calculate it, and is root or the mount's own user.
+//! that was cut, changed, or has another's name is not this block's. It finds accidents; a user who
+//! can write to the directory can calculate it, and is root or the mount's own user.
 
 use bytes::{Buf as _, Bytes};
 use crc_fast::{CrcAlgorithm, Digest};

@@ -1,6 +1,7 @@
 //! What is read from the disk cache is what was kept, and the mutants that read something else.
 //!
-//! `RUSTC_WORKSPACE_WRAPPER=$PWD/tests/with-shuttle cargo test -p watertight-objects --lib schedules`
+//! `RUSTC_WORKSPACE_WRAPPER=$PWD/tests/with-shuttle cargo test -p watertight-objects --lib
+//! schedules`
 
 use bytes::Bytes;
 

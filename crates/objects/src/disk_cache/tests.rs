@@ -217,9 +217,9 @@ async fn a_copy_of_a_bucket_and_an_earlier_state_of_it_are_others() {
     };
     fill().await;
     let cache = DiskCache::open(&options(dir.path(), DISK_CACHE_MIN), UUID).unwrap();
-    cache.is_of(5);
+    cache.empty_if_later_than(5);
     assert!(cache.has(early) && cache.has(late), "they are of this state");
-    cache.is_of(4);
+    cache.empty_if_later_than(4);
     assert!(!cache.has(early) && !cache.has(late), "an earlier state has others of these names");
     cache.close();
     let cache = DiskCache::open(&options(dir.path(), DISK_CACHE_MIN), UUID).unwrap();

@@ -2,8 +2,8 @@
 //!
 //! A checkpoint is made by one conditional write of a manifest, which the last writer alone can do.
 //! So a snapshot is there or is not, whatever crashes: one that was acknowledged is found by every
-//! later holder, and one who was taken over makes none. It is a state that was in tables as a whole:
-//! the log is not needed to read it.
+//! later holder, and a holder that was taken over makes none. It is a state that was in tables as a
+//! whole: the log is not needed to read it.
 
 use std::sync::Arc;
 
@@ -43,9 +43,8 @@ pub(crate) struct Then {
 impl From<Snapshot> for store::Snapshot {
     fn from(snapshot: Snapshot) -> Self {
         let Snapshot { name, then: Then { totals, .. }, .. } = snapshot;
-        // The root has no name.
-        let files = totals.inodes.saturating_sub(1).try_into().unwrap_or(0);
-        Self { name, created: in_utc(snapshot.created), bytes: totals.bytes.try_into().unwrap_or(0), files }
+        let bytes = totals.bytes.try_into().unwrap_or(0);
+        Self { name, created: in_utc(snapshot.created), bytes, files: totals.files() }
     }
 }
 
@@ -74,8 +73,8 @@ impl Snapshot {
         })
     }
 
-    /// Those of a manifest, the oldest first. One whose making was repeated, for its answer was lost,
-    /// is there twice, and is one.
+    /// Those of a manifest, the oldest first. One whose making was repeated, for its answer was
+    /// lost, is there twice, and is one.
     /// Those up to `begun_with` are of the volume that this one was cloned from.
     pub(super) fn all(checkpoints: &[Checkpoint], begun_with: u64) -> Vec<Self> {
         let mut all: Vec<_> = checkpoints.iter().filter_map(Self::of).collect();

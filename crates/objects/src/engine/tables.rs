@@ -1,8 +1,8 @@
-//! The engine's tables that are garbage: those that neither the newest manifest nor a merge names, nor
-//! the manifest of a snapshot.
+//! The engine's tables that are garbage: those that neither the newest manifest nor a merge names,
+//! nor the manifest of a snapshot.
 //!
-//! Manifests stay, small as they are: of a writer that was stopped, the engine knows by them that it
-//! is not the last.
+//! Manifests stay, small as they are: of a writer that was stopped, the engine knows by them that
+//! it is not the last.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -110,8 +110,8 @@ impl SlateEngine {
         self.flush(FlushOptions { flush_type: FlushType::MemTable }).await
     }
 
-    /// The newest records, when every table that was begun before this call is in them, or never will
-    /// be. `None`: tables are being merged.
+    /// The newest records, when every table that was begun before this call is in them, or never
+    /// will be. `None`: tables are being merged.
     pub(crate) async fn settled_records(&self) -> Result<Option<Records>> {
         // First, for it may wait for a merge.
         self.write_tables().await?;

@@ -42,7 +42,7 @@ impl Choice {
     }
 
     /// Those that are to be repacked, if more than `left_alone` bytes are dead.
-    pub(super) fn made(self, left_alone: u64) -> BTreeSet<Object> {
+    pub(super) fn chosen(self, left_alone: u64) -> BTreeSet<Object> {
         let (mut dead, mut moved) = (self.dead, 0);
         let goal = left_alone.max(self.live / DEAD_PART);
         let mut chosen = BTreeSet::new();
@@ -75,13 +75,13 @@ mod tests {
     fn the_emptiest_are_chosen_until_little_is_dead() {
         let segments = |numbers: &[u64]| numbers.iter().map(|n| Object::Segment(1, *n)).collect();
         let nothing: BTreeSet<Object> = BTreeSet::new();
-        assert_eq!(seen(&[(1000, 1000), (0, 900)]).made(900), nothing, "what is all dead goes by itself");
-        assert_eq!(seen(&[(1000, 1000), (100, 300)]).made(0), nothing, "one of five is dead");
-        assert_eq!(seen(&[(500, 1000), (100, 1000), (990, 1000)]).made(0), segments(&[0, 1]));
-        assert_eq!(seen(&[(9000, 10_000), (100, 1000), (800, 1000)]).made(0), segments(&[1]));
-        assert_eq!(seen(&[(500, 1000), (100, 1000)]).made(1400), nothing);
+        assert_eq!(seen(&[(1000, 1000), (0, 900)]).chosen(900), nothing, "what is all dead goes by itself");
+        assert_eq!(seen(&[(1000, 1000), (100, 300)]).chosen(0), nothing, "one of five is dead");
+        assert_eq!(seen(&[(500, 1000), (100, 1000), (990, 1000)]).chosen(0), segments(&[0, 1]));
+        assert_eq!(seen(&[(9000, 10_000), (100, 1000), (800, 1000)]).chosen(0), segments(&[1]));
+        assert_eq!(seen(&[(500, 1000), (100, 1000)]).chosen(1400), nothing);
         let unmovable: &[_] = &[(9, 9), (9, 9), (9, 9), (9, 9), (9, 9), (100, 1000)];
-        assert_eq!(seen(unmovable).made(0), nothing);
-        assert_eq!(seen(&[(5, 0), (-5, 10)]).made(0), nothing, "counts of an early build");
+        assert_eq!(seen(unmovable).chosen(0), nothing);
+        assert_eq!(seen(&[(5, 0), (-5, 10)]).chosen(0), nothing, "counts of an early build");
     }
 }

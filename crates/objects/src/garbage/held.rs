@@ -2,12 +2,12 @@
 //!
 //! A dead object was alive in a snapshot only if it was there when the snapshot was made
 //! ([`Born`]), and had not died before. When it died is not known; when it was found dead is: a row
-//! `H` says which manifest was the newest then, and snapshots of later manifests do not need it. The
-//! row is written when nothing is under way any more that could use the object, as it would be
+//! `H` says which manifest was the newest then, and snapshots of later manifests do not need it.
+//! The row is written when nothing is under way any more that could use the object, as it would be
 //! removed otherwise, so that it is never alive again.
 //!
-//! A snapshot that is being made may have a state from before a death that was found meanwhile: while
-//! one is, nothing is removed and no row is written ([`SlateEngine::making`]).
+//! A snapshot that is being made may have a state from before a death that was found meanwhile:
+//! while one is, nothing is removed and no row is written ([`SlateEngine::making`]).
 
 use std::collections::BTreeMap;
 
@@ -20,8 +20,8 @@ use crate::rows::{self, Born, Object};
 /// The snapshots, as far as they need dead objects.
 #[derive(Debug)]
 pub(super) struct Holders {
-    /// Their numbers, and what there was when they were made; `None`: that is not known, and they may
-    /// need everything.
+    /// Their numbers, and what there was when they were made; `None`: that is not known, and they
+    /// may need everything.
     snapshots: Vec<(u64, Option<Born>)>,
     /// Whether there are rows `H`.
     has_rows: bool,
@@ -59,8 +59,8 @@ impl Holders {
         row.map(|row| rows::from_bytes(&row, "when an object died")).transpose()
     }
 
-    /// Those of `dead`, in their keys' order, of which it is not known already that a snapshot needs
-    /// them.
+    /// Those of `dead`, in their keys' order, of which it is not known already that a snapshot
+    /// needs them.
     pub(super) async fn without_held(
         &self,
         engine: &SlateEngine,

@@ -1,12 +1,13 @@
 //! What a collection leaves, and the mutants that take more.
 //!
-//! `RUSTC_WORKSPACE_WRAPPER=$PWD/tests/with-shuttle cargo test -p watertight-objects --lib schedules`
+//! `RUSTC_WORKSPACE_WRAPPER=$PWD/tests/with-shuttle cargo test -p watertight-objects --lib
+//! schedules`
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::tests::{LARGE, bucket, collector, make, open, write};
-use crate::repacking::Moving;
+use crate::repacking::Relocation;
 
 /// What is under way keeps what it may use.
 #[tokio::test]
@@ -62,12 +63,12 @@ async fn what_is_changed_while_it_is_repacked_stays_changed() {
     write(tree, &pin, 1, LARGE).await;
     let extents = tree.extents(pin.ino, (0, 1), 1).await.unwrap();
     let object = extents[0].row.data.as_ref().unwrap().0.object;
-    let found = tree.in_use(object).await.unwrap();
+    let found = tree.live_extents(object).await.unwrap();
     assert_eq!(found.len(), 1);
     write(tree, &pin, 2, 10).await;
-    let mut moving = Moving::default();
-    tree.take_along(&mut moving, found).await.unwrap();
-    tree.moved(moving).await.unwrap();
+    let mut relocation = Relocation::default();
+    tree.add_live(&mut relocation, found).await.unwrap();
+    tree.relocate(relocation).await.unwrap();
     let mut data = [0; 20];
     tree.read_at(&pin, &mut data, 0).await.unwrap();
     assert_eq!(data[..10], [2; 10], "repacking brings back what was replaced");

@@ -152,7 +152,8 @@ async fn a_reader_elsewhere_keeps_everything() {
     mounted.close().await;
 }
 
-/// What lost holders have left in the midst of something is found by a collection that looks for it.
+/// What lost holders have left in the midst of something is found by a collection that looks for
+/// it.
 #[tokio::test]
 async fn segments_that_no_row_names_are_found() {
     let objects = Arc::default();

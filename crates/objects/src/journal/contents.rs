@@ -1,7 +1,8 @@
 //! What an earlier process has left in a journal's files.
 //!
-//! A crash tears what was written and not yet on the disk: the end of the last file, which nobody was
-//! told of. It is cut. Everything else that cannot be read is damage: an error that says where.
+//! A crash tears what was written and not yet on the disk: the end of the last file, which no fsync
+//! was acknowledged by. It is cut. Everything else that cannot be read is damage: an error that
+//! says where.
 
 use store::{Error, ErrorKind, Result};
 
@@ -19,8 +20,8 @@ pub(crate) type Visit<'a> = dyn FnMut(u16, &[u8; 32], Place) -> Result<()> + Sen
 /// `None`: there are no records.
 ///
 /// # Errors
-/// The disk's; `Io`: something is damaged; `Unsupported`: a newer version wrote it; `Invalid`: it is
-/// another volume's journal; and what `visit` returns.
+/// The disk's; `Io`: something is damaged; `Unsupported`: a newer version wrote it; `Invalid`: it
+/// is another volume's journal; and what `visit` returns.
 pub(crate) async fn read(
     disk: &dyn Disk,
     identity: Identity,

@@ -46,8 +46,8 @@ impl DirDisk {
     /// Opens the journal of a volume in `path`, or makes one, and locks it. It blocks.
     ///
     /// # Errors
-    /// `AccessDenied`, `NotFound`, `Invalid`: `path` is no directory for it. `Busy`: another process
-    /// has it. `Io`: its identity is damaged, or the disk is.
+    /// `AccessDenied`, `NotFound`, `Invalid`: `path` is no directory for it. `Busy`: another
+    /// process has it. `Io`: its identity is damaged, or the disk is.
     pub(crate) fn open(path: &Path, volume: Uuid) -> Result<(Arc<Self>, Identity)> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let at = |path: &Path, errno: Errno| failed_at(path, errno);
@@ -86,7 +86,8 @@ impl DirDisk {
             files: Mutex::default(),
         };
         let identity = disk.identity(&lock, volume.to_bytes())?;
-        // Whoever made them may have crashed before they were durable, and the lease is to name them.
+        // The process that made them may have crashed before they were durable, and the lease will name
+        // this journal.
         sys::fsync(&lock).map_err(|errno| at(&id_path, errno))?;
         sys::fsync(&*disk.dir).map_err(|errno| at(&disk.path, errno))?;
         sys::fsync(&*disk.parent).map_err(|errno| at(&disk.path, errno))?;

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A record says how far the file was on the disk when it was written: one that is damaged before
-//! that was not torn by a crash. The salt goes into each record's checksum, so that nobody's data is
-//! taken for a record, nor another file's.
+//! that was not torn by a crash. The salt goes into each record's checksum, so that nobody's data
+//! is taken for a record, nor another file's.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use crc_fast::{CrcAlgorithm, Digest};

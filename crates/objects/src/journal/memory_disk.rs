@@ -1,5 +1,5 @@
-//! For tests: a disk in memory that loses power, is full, or breaks. It needs time, which a crash may
-//! come between.
+//! For tests: a disk in memory that loses power, is full, or breaks. It needs time, which a crash
+//! may come between.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

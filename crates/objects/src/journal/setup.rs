@@ -24,8 +24,8 @@ pub struct JournalOptions {
     pub directory: PathBuf,
     /// The most bytes of its files.
     pub size_max: Option<u64>,
-    /// An fsync returns when the journal has it. Otherwise only what an earlier mount has left there is
-    /// brought to the bucket.
+    /// An fsync returns when the journal has it. Otherwise only what an earlier mount has left
+    /// there is brought to the bucket.
     pub is_fsync_target: bool,
 }
 
@@ -60,7 +60,8 @@ impl MountJournal {
         Ok(Self::new(disk, identity, size_max, options.is_fsync_target))
     }
 
-    /// Puts what an earlier mount has left out of the way, which its user gives up. The lease is taken.
+    /// Puts what an earlier mount has left out of the way, which its user gives up. The lease is
+    /// taken.
     ///
     /// # Errors
     /// The disk's.
@@ -99,7 +100,7 @@ impl MountJournal {
     pub(crate) fn begin(&self, log: &Arc<CommitLog>, nonce: [u8; 16]) {
         if self.is_fsync_target {
             let context = context(log.epoch(), nonce);
-            log.keep_in(Journal::new(Arc::clone(&self.disk), self.identity, context, self.size_max));
+            log.attach_journal(Journal::new(Arc::clone(&self.disk), self.identity, context, self.size_max));
         }
     }
 }

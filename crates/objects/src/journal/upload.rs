@@ -1,9 +1,9 @@
-//! What a process that was killed has left in the journal goes to the bucket: segments first, then the
-//! log's objects in their order. This comes before the log is read and fenced.
+//! What a process that was killed has left in the journal goes to the bucket: segments first, then
+//! the log's objects in their order. This comes before the log is read and fenced.
 //!
-//! Each is made with if-none-match, and one that is there by this journal's holder is done: this may be
-//! repeated after a crash at any step. Where another holder has fenced the log, the numbers from its
-//! fence on are lost, and those before it are in the bucket.
+//! Each is made with if-none-match, and one that is there by this journal's holder is done: this
+//! may be repeated after a crash at any step. Where another holder has fenced the log, the numbers
+//! from its fence on are lost, and those before it are in the bucket.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::{Identity, Place, contents};
 use crate::bucket::{Bucket, Condition};
 use crate::codec::Codec;
 use crate::engine::LastManifest;
-use crate::log::journaled::{About, PART, PAYLOAD_MAX, REST, SEGMENT, holder_of};
+use crate::log::journaled::{About, PART, PAYLOAD_MAX, REST, SEGMENT, holder_of, segment_of};
 use crate::log::object::{self, HEADER, Header, LogKind};
 use crate::rows::Object;
 use crate::segments::object_name;
@@ -35,8 +35,9 @@ struct Left {
 /// Brings what is left into the bucket, and removes the files.
 ///
 /// # Errors
-/// `Stale`: another holder has fenced the log, and something is lost: the words say what, and where the
-/// files are kept. The bucket's and the disk's, and damage, after which the files are as they were.
+/// `Stale`: another holder has fenced the log, and something is lost: the words say what, and where
+/// the files are kept. The bucket's and the disk's, and damage, after which the files are as they
+/// were.
 pub(crate) async fn upload(
     disk: &Arc<dyn Disk>,
     identity: Identity,
@@ -72,9 +73,7 @@ impl Left {
         }
         match kind {
             SEGMENT => {
-                let about = About::read(about);
-                // Epoch and number are where an object's number and the durable one are.
-                self.segments.push((Object::Segment(about.number, about.durable), place));
+                self.segments.push((segment_of(about), place));
             }
             PART | REST => {
                 let about = About::read(about);
@@ -94,7 +93,8 @@ impl Left {
         Ok(())
     }
 
-    /// Whether the objects are a part of a log: each behind the one before it, all but the last whole.
+    /// Whether the objects are a part of a log: each behind the one before it, all but the last
+    /// whole.
     fn check(&self) -> Result<()> {
         let last = self.objects.last_key_value().map(|(number, _)| *number);
         let mut before = None;
@@ -111,9 +111,9 @@ impl Left {
         Ok(())
     }
 
-    /// The object that has to be in the bucket, because a file with it was removed: the one before the
-    /// first, or the first one, if its beginning is gone. None: nothing was removed that the records
-    /// do not say to be durable.
+    /// The object that has to be in the bucket, because a file with it was removed: the one before
+    /// the first, or the first one, if its beginning is gone. None: nothing was removed that
+    /// the records do not say to be durable.
     fn removed(&self) -> Option<u64> {
         let (&first, records) = self.objects.first_key_value()?;
         let is_cut = records.first().is_some_and(|(about, ..)| (about.data_from, about.rows_from) != (0, 0));

@@ -27,8 +27,8 @@ const ROUNDS: u32 = 8;
 /// The lease of a volume that this process holds, until [`Held::release`], or until another process
 /// takes it over.
 ///
-/// A holder that is dropped without a release leaves the volume held, by the lease; a later mount by
-/// the same process knows better.
+/// A holder that is dropped without a release leaves the volume held, by the lease; a later mount
+/// by the same process knows better.
 #[derive(Debug)]
 pub struct Held {
     bucket: Bucket,
@@ -194,8 +194,8 @@ impl Held {
         if error.is_some() { failures.saturating_add(1) } else { 0 }
     }
 
-    /// Gives the volume up without a request: this process writes nothing more, and another mount by
-    /// it may take the volume at once.
+    /// Gives the volume up without a request: this process writes nothing more, and another mount
+    /// by it may take the volume at once.
     pub fn give_up(&self) {
         drop(self.live.lock().take());
     }

@@ -243,9 +243,9 @@ impl Schedule {
 }
 
 /// Three hosts take, release, crash, boot and stop at any time, and answers get lost, come late, or
-/// their requests twice: no two processes hold the volume in the same epoch, epochs grow by one with
-/// each holder, a lost lease is never validated, a process knows whether it released the volume, and
-/// none loses it that answers.
+/// their requests twice: no two processes hold the volume in the same epoch, epochs grow by one
+/// with each holder, a lost lease is never validated, a process knows whether it released the
+/// volume, and none loses it that answers.
 #[test]
 fn one_process_holds_the_volume_in_an_epoch() {
     for seed in 0..1000 {

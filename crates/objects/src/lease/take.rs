@@ -123,7 +123,8 @@ impl Taker<'_> {
         swap(self.bucket, &new, &seen.tag, is_done).await
     }
 
-    /// The journal that the next lease names: this process's. Another one has to be given up by name.
+    /// The journal that the next lease names: this process's. Another one has to be given up by
+    /// name.
     fn journal(&self, info: &LeaseInfo) -> Result<Option<JournalMark>> {
         let own = self.request.journal.as_ref();
         let own = own.map(|(directory, id)| JournalMark::new(&self.host.name(), directory, *id));

@@ -1,13 +1,13 @@
 //! The log in a journal: a caller waits for a disk of this host, and the bucket gets it afterwards.
 //!
-//! The journal gets the log's objects as they grow: what was put and appended since the last write, of
-//! all objects that are not durable, in their order. Callers that come meanwhile share the next write.
-//! The open object is sealed and sent as soon as none is on its way, so that what is in the journal is
-//! in the bucket two requests later, and fsyncs that come in between share a request.
+//! The journal gets the log's objects as they grow: what was put and appended since the last write,
+//! of all objects that are not durable, in their order. Callers that come meanwhile share the next
+//! write. The open object is sealed and sent as soon as none is on its way, so that what is in the
+//! journal is in the bucket two requests later, and fsyncs that come in between share a request.
 //!
-//! An object of which the journal has a part may be sent: what is sent has all of that and more. The
-//! ones behind it are not, until the journal has the whole of it or it is durable: an object that is
-//! made from a part is the log's last.
+//! An object of which the journal has a part may be sent: what is sent has all of that and more.
+//! The ones behind it are not, until the journal has the whole of it or it is durable: an object
+//! that is made from a part is the log's last.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use sync::mutant::is_on;
 use super::object::HEADER;
 use super::{CommitLog, State, plain};
 use crate::journal::{Journal, Place, Record};
+use crate::rows::Object;
 
 /// A record with more of an object that may grow.
 pub(crate) const PART: u16 = 1;
@@ -28,13 +29,13 @@ pub(crate) const REST: u16 = 2;
 /// A record with a segment.
 pub(crate) const SEGMENT: u16 = 3;
 
-/// Who waits for what is acknowledged.
+/// Whether the journal has what a caller waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Journaled {
     /// The journal has it.
     Yes,
-    /// It has to be asked of the bucket.
+    /// The caller has to wait for the bucket.
     No,
 }
 
@@ -118,6 +119,12 @@ pub(crate) fn about_segment(epoch: u64, number: u64) -> [u8; 32] {
     to.put_u64(epoch);
     to.put_u64(number);
     out
+}
+
+/// The segment of a record, as [`about_segment`] says it.
+pub(crate) fn segment_of(about: &[u8; 32]) -> Object {
+    let mut from = &about[..];
+    Object::Segment(from.get_u64(), from.get_u64())
 }
 
 /// What the holder's journal repeats to the next: epoch and nonce.
@@ -220,14 +227,14 @@ impl State {
 
 impl CommitLog {
     /// From now on callers may wait for this journal.
-    pub(crate) fn keep_in(self: &Arc<Self>, journal: Arc<Journal>) {
+    pub(crate) fn attach_journal(self: &Arc<Self>, journal: Arc<Journal>) {
         if self.journal.set(Arc::clone(&journal)).is_ok() {
             let writing = tokio::spawn(Arc::clone(self).write_journal(journal));
             *self.writing_journal.lock() = Some(writing);
         }
     }
 
-    /// The journal, if it may still take something.
+    /// The journal, also one that takes nothing any more.
     pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
         self.journal.get()
     }
@@ -250,24 +257,21 @@ impl CommitLog {
             let state = self.state.lock();
             (state.end(), state.journaled.refused)
         };
-        loop {
-            let changed = self.changed.notified();
-            {
-                let state = self.state.lock();
-                if let Some(error) = &state.failed {
-                    return Err(plain(error));
-                }
-                if state.is_journaled(&end) {
-                    return Ok(Journaled::Yes);
-                }
-                if state.journaled.refused > refused {
-                    journal.pass_by();
-                    return Ok(Journaled::No);
-                }
+        self.wait_until(|state| {
+            if let Some(error) = &state.failed {
+                return Some(Err(plain(error)));
+            }
+            if state.is_journaled(&end) {
+                return Some(Ok(Journaled::Yes));
+            }
+            if state.journaled.refused > refused {
+                journal.pass_by();
+                return Some(Ok(Journaled::No));
             }
             self.journal_wanted.notify_one();
-            changed.await;
-        }
+            None
+        })
+        .await
     }
 
     /// Writes what callers wait for, until the log ends.

@@ -11,7 +11,8 @@ use super::object::{self, Header, damaged};
 use crate::rows::{self, ExtentRow, Object};
 
 impl CommitLog {
-    /// The inodes and ranges in them that the rows of the whole object `number` say its data is for.
+    /// The inodes and ranges in them that the rows of the whole object `number` say its data is
+    /// for.
     ///
     /// # Errors
     /// `Io`: the object is damaged.

@@ -81,7 +81,7 @@ impl Mounted {
         let gone = there.iter().find(|snapshot| snapshot.name == name);
         let gone = gone.ok_or_else(|| not_there(&self.bucket, name, &there))?;
         // From here on no clone is made of it.
-        clone_volume::let_go(&self.bucket, gone).await?;
+        clone_volume::forbid_clones(&self.bucket, gone).await?;
         engine.delete_snapshot(gone).await?;
         // Also the rows of those that are gone after a crash.
         let mut batch = Batch::default();
@@ -110,6 +110,7 @@ impl Mounted {
         snapshot: &Snapshot,
         options: MountOptions,
     ) -> Result<Arc<Self>> {
+        // Its epoch is compared by none: a snapshot is older than the bucket's state.
         let disk_cache = options.open_disk_cache(&bucket)?;
         let MountOptions { codec, window, size_max, .. } = options;
         let (store, root) = bucket.raw();

@@ -1,9 +1,9 @@
 //! Segments on their way to the bucket: a round waits for one, or for the journal to have it.
 //!
-//! Only a segment that an fsync waits for goes into the journal, so that an fsync of a small file does
-//! not wait for everybody's bulk data there either. Once the journal has it, rows may name it; its
-//! upload goes on by itself, and it is read from the journal until it has ended. The log sends no
-//! object that may name it before ([`crate::log`], `uploads`).
+//! Only a segment that an fsync waits for goes into the journal, so that an fsync of a small file
+//! does not wait for everybody's bulk data there either. Once the journal has it, rows may name it;
+//! its upload goes on by itself, and it is read from the journal until it has ended. The log sends
+//! no object that may name it before ([`crate::log`], `uploads`).
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -47,7 +47,7 @@ struct Uploading {
     /// Its number among those that hold the log up.
     ticket: u64,
     journal: Arc<Journal>,
-    places: Vec<Place>,
+    place: Place,
 }
 
 impl Uploads {
@@ -79,23 +79,23 @@ impl Uploads {
         }
         let Object::Segment(epoch, number) = segment else { return ended(upload.await) };
         let record = Record { kind: SEGMENT, about: about_segment(epoch, number), payload: parts };
-        let Ok(places) = journal.append(&[record], false).await else {
+        let places = journal.append(&[record], false).await.unwrap_or_default();
+        // One for each record.
+        let Some(&place) = places.first() else {
             journal.pass_by();
             return ended(upload.await);
         };
-        for place in &places {
-            self.journaled.lock().insert(segment, *place);
-        }
-        let uploading = Uploading { segment, ticket: self.log.upload_begins(), journal, places };
+        self.journaled.lock().insert(segment, place);
+        let uploading = Uploading { segment, ticket: self.log.upload_begins(), journal, place };
         if is_on("journal-released-before-the-bucket-has-it") {
-            uploading.journal.release(&uploading.places);
+            uploading.journal.release(&[uploading.place]);
         }
         let this = Arc::clone(self);
         tokio::spawn(async move { this.finish(uploading, upload).await });
         Ok(())
     }
 
-    /// Waits for an upload that nobody waits for any more. Many of them are not in memory.
+    /// Waits for an upload that no caller waits for. Only a few of them stay in memory.
     async fn finish(&self, uploading: Uploading, upload: JoinHandle<Result<()>>) {
         let made = match Arc::clone(&self.turns).try_acquire_owned() {
             Ok(_turn) => ended(upload.await),
@@ -109,7 +109,7 @@ impl Uploads {
             Ok(()) => {
                 self.journaled.lock().remove(&uploading.segment);
                 if !is_on("journal-released-before-the-bucket-has-it") {
-                    uploading.journal.release(&uploading.places);
+                    uploading.journal.release(&[uploading.place]);
                 }
                 self.log.upload_ends(uploading.ticket);
             }
@@ -121,13 +121,10 @@ impl Uploads {
     async fn make_again(&self, uploading: &Uploading) -> Result<()> {
         // It is never closed.
         let _turn = self.turns.acquire().await.ok();
-        let mut parts = Vec::new();
-        for place in &uploading.places {
-            parts.push(uploading.journal.read(place).await?);
-        }
+        let bytes = uploading.journal.read(&uploading.place).await?;
         // No other holder has its epoch: one that is there is of the attempt that was given up.
         let name = object_name(uploading.segment);
-        let _made_or_there = self.bucket.create(&name, PutPayload::from_iter(parts)).await?;
+        let _made_or_there = self.bucket.create(&name, PutPayload::from_bytes(bytes)).await?;
         Ok(())
     }
 

@@ -35,8 +35,8 @@ const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 /// The size of most files, and of some: those go to segments.
 const SIZES: [usize; 3] = [1, 5000, 300_000];
 pub(super) const JOURNAL: Identity = Identity { volume: [0; 16], id: [0; 16] };
-/// Bounds of journals: room for a few segments, or for a few commits in a file or two each. All are full
-/// now and then.
+/// Bounds of journals: room for a few segments, or for a few commits in a file or two each. All are
+/// full now and then.
 pub(super) const JOURNAL_BYTES: [u64; 4] = [8 << 10, 64 << 10, 512 << 10, 2 << 20];
 /// Contents of one holder: fewer than there are.
 const VERSIONS: u32 = 48;
@@ -154,8 +154,8 @@ impl Volume {
         self.holders().last().and_then(|last| last.found()).is_some_and(|(last, _)| last > epoch)
     }
 
-    /// Whose word counts when `next`, of the epoch `later`, finds what a holder of the epoch `earlier`
-    /// left: a process elsewhere gives that one's journal up.
+    /// Whose word counts when `next`, of the epoch `later`, finds what a holder of the epoch
+    /// `earlier` left: a process elsewhere gives that one's journal up.
     pub(super) fn acknowledged_by(&self, earlier: u64, (later, next): (u64, &Taker)) -> By {
         let takers = self.takers.lock();
         let is_between = |epoch| earlier < epoch && epoch < later;

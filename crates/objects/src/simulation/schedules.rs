@@ -1,6 +1,7 @@
 //! What the simulation claims, and the mutants that it catches.
 //!
-//! `RUSTC_WORKSPACE_WRAPPER=$PWD/tests/with-shuttle cargo test -p watertight-objects --lib schedules`
+//! `RUSTC_WORKSPACE_WRAPPER=$PWD/tests/with-shuttle cargo test -p watertight-objects --lib
+//! schedules`
 
 mod journaled;
 
@@ -25,15 +26,15 @@ fn what_was_acknowledged_is_found_by_the_next_holder() {
     run(seeds(200), With::default());
 }
 
-/// A snapshot that was acknowledged is there for all later holders until it is deleted, and shows what
-/// was there when it was made, while holders crash, are taken over, and collect garbage.
+/// A snapshot that was acknowledged is there for all later holders until it is deleted, and shows
+/// what was there when it was made, while holders crash, are taken over, and collect garbage.
 #[test]
 fn a_snapshot_shows_what_was_there_when_it_was_made() {
     run(seeds(50), With { snapshots: true, ..With::default() });
 }
 
-/// The same on a host with a journal, which acknowledges fsyncs: its processes are killed and it loses
-/// power, and the next process on it finds everything acknowledged.
+/// The same on a host with a journal, which acknowledges fsyncs: its processes are killed and it
+/// loses power, and the next process on it finds everything acknowledged.
 #[test]
 fn what_a_journal_acknowledged_is_found_on_its_host() {
     run(seeds(200), With { journal: true, ..With::default() });
@@ -45,9 +46,10 @@ fn a_snapshot_beside_a_journal_shows_what_was_there_when_it_was_made() {
     run(seeds(50), With { snapshots: true, journal: true });
 }
 
-/// Seeds that once failed. In 1549 an fsync beside a truncation found that the truncation had dropped
-/// what was written before, and had not cut the file yet: what was older came back. In those from 11,486 on
-/// a holder that was taken over removed objects of the log that the next one was about to read.
+/// Seeds that once failed. In 1549 an fsync beside a truncation found that the truncation had
+/// dropped what was written before, and had not cut the file yet: what was older came back. In
+/// those from 11,486 on a holder that was taken over removed objects of the log that the next one
+/// was about to read.
 #[test]
 fn seeds_that_failed_once_pass() {
     for seed in [124, 1549, 52_429, 54_742, 55_390, 11_486, 207_470, 208_433] {

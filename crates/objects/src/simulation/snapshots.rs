@@ -1,8 +1,9 @@
-//! Snapshots of the simulated volume: each is made by a holder, and read by this one and later ones,
-//! until one of them deletes it.
+//! Snapshots of the simulated volume: each is made by a holder, and read by this one and later
+//! ones, until one of them deletes it.
 //!
 //! - One that was acknowledged is there for every later holder, whatever crashed.
-//! - It shows what its maker saw when it was made, whatever was changed, deleted and collected since.
+//! - It shows what its maker saw when it was made, whatever was changed, deleted and collected
+//!   since.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

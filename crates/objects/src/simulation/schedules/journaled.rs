@@ -102,7 +102,8 @@ fn the_bucket_has_a_segment_before_a_sync_says_so() {
     });
 }
 
-/// What is made after a crash of the part that the journal has is followed by no object that was sent.
+/// What is made after a crash of the part that the journal has is followed by no object that was
+/// sent.
 #[test]
 fn an_object_of_which_the_journal_has_a_part_is_the_last_one_sent() {
     let place = Place::new(4 << 20);
@@ -134,8 +135,8 @@ fn an_object_of_which_the_journal_has_a_part_is_the_last_one_sent() {
     );
 }
 
-/// A journal's first files are removed when the bucket has what is in them, also where no later record
-/// says so: the bucket is asked.
+/// A journal's first files are removed when the bucket has what is in them, also where no later
+/// record says so: the bucket is asked.
 #[test]
 fn what_the_bucket_has_may_be_gone_from_the_journal() {
     for is_in_the_bucket in [true, false] {
