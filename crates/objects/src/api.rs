@@ -18,7 +18,7 @@ use crate::codec::Codec;
 pub use crate::compression::Compression;
 use crate::crypto::{DataKey, UserKey};
 use crate::disk_cache::DiskCacheOptions;
-use crate::engine::totals_in_tables;
+use crate::engine::{totals_in_tables, with_parents};
 use crate::find_snapshot::{find, list};
 use crate::format::{self, Format, Uuid};
 use crate::garbage::Timing;
@@ -273,7 +273,7 @@ async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions
         cloning::begin(bucket, &format).await?;
         last = Mounted::last_manifest(bucket).await?;
     }
-    let bucket = &bucket.with_parents(&format.parents).await?;
+    let bucket = &with_parents(bucket, &format.parents).await?;
     let last = last.map(|last| last.behind(bucket.parents()));
     // Of a lease that is missing or damaged, taking it says so.
     let seen = lease.ok().flatten().map_or(0, |lease| lease.engine_epoch);
@@ -365,7 +365,7 @@ async fn of_family(bucket: &Bucket, format: &Format) -> Result<Bucket> {
     if format.parents.is_empty() || Mounted::last_manifest(bucket).await?.is_none() {
         return Ok(bucket.clone());
     }
-    bucket.with_parents(&format.parents).await
+    with_parents(bucket, &format.parents).await
 }
 
 /// How the volume's data is encoded.

@@ -20,7 +20,7 @@ use store::{Error, ErrorKind, Result};
 
 use self::read::{Got, collect};
 use crate::limited::Limited;
-use crate::parents::{Parent, Parents};
+use crate::parents::Parents;
 use crate::problem::{About, is_range_error};
 pub use crate::requests::Patience;
 use crate::requests::{Answer, Class, How, Requests, STEP, limit, over_limit};
@@ -101,21 +101,10 @@ impl Bucket {
         Self { store, root, about: Arc::new(about), requests, class, patience, parents }
     }
 
-    /// The objects of a volume with these parents, the nearest first: what is read of theirs by
-    /// their names, is read where it is.
-    ///
-    /// # Errors
-    /// The bucket's; `Io`: a manifest is missing or damaged.
-    pub(crate) async fn with_parents(&self, parents: &[Parent]) -> Result<Self> {
-        let (store, root) = self.raw();
-        let bucket = self.of_family(parents);
-        bucket.parents.find_tables(&store, &root).await?;
-        Ok(bucket)
-    }
-
-    /// As [`with_parents`](Self::with_parents), where no tables are read.
-    pub(crate) fn of_family(&self, parents: &[Parent]) -> Self {
-        Self { parents: Arc::new(Parents::new(parents)), ..self.clone() }
+    /// The objects of a volume with these parents: what is read of theirs by their names, is read
+    /// where it is.
+    pub(crate) fn with_parents(&self, parents: Parents) -> Self {
+        Self { parents: Arc::new(parents), ..self.clone() }
     }
 
     /// The volumes that this one was cloned from.

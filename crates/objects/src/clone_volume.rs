@@ -26,7 +26,7 @@ use crate::engine::Snapshot;
 use crate::find_snapshot::find;
 use crate::format::{self, Format, Uuid};
 use crate::lease::Lease;
-use crate::parents::{PARENTS_MAX, Parent};
+use crate::parents::{PARENTS_MAX, Parent, Parents};
 
 const OP: &str = "clone";
 /// Where pins and deletions are.
@@ -56,7 +56,7 @@ fn name_of(number: u64, of: &str) -> String {
 /// `NotFound`: there is no such volume, or snapshot; `Exists`: there is a volume at `to`.
 pub(crate) async fn make(from: &Bucket, name: &str, to: &Bucket) -> Result<(Format, Snapshot)> {
     let parent = format::read(from).await?;
-    let snapshot = find(&from.of_family(&parent.parents), name).await?;
+    let snapshot = find(&from.with_parents(Parents::new(&parent.parents)), name).await?;
     if parent.parents.len() >= PARENTS_MAX {
         let why =
             format!("{}: it is a clone itself, of {PARENTS_MAX} generations: copy it instead", from.url());

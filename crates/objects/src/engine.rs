@@ -4,6 +4,7 @@
 mod cache;
 mod clock;
 mod compaction;
+mod family;
 mod reader;
 mod slate;
 mod snapshots;
@@ -22,8 +23,9 @@ use crate::log::object::ROW_OVERHEAD;
 use crate::rows::{self, ExtentRow, Object, Totals, Usage};
 
 pub(crate) use clock::Clock;
+pub(crate) use family::with_parents;
 pub(crate) use reader::ReadEngine;
-pub(crate) use slate::{LastManifest, SlateEngine, last_manifest, path_below, tables_of, totals_in_tables};
+pub(crate) use slate::{LastManifest, SlateEngine, last_manifest, totals_in_tables};
 pub(crate) use snapshots::{Snapshot, Then, snapshots};
 pub(crate) use tables::Records;
 

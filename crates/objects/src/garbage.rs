@@ -41,11 +41,11 @@ use tokio::time::MissedTickBehavior;
 use crate::bucket::Bucket;
 use crate::engine::{Batch, Engine as _, Records, SlateEngine};
 use crate::log::CommitLog;
-use crate::log::object::{self, HEADER, Header, LogKind};
+use crate::log::object::{HEADER, Header, LogKind};
+use crate::object_names::{log_name, number_of, object_name, segment_of};
 use crate::readers::Readers;
 use crate::repacking::Relocation;
 use crate::rows::{self, Object, Usage};
-use crate::segments;
 use crate::tree::Tree;
 use choice::Choice;
 use held::Holders;
@@ -98,7 +98,7 @@ impl Garbage {
     /// The object's name in the bucket.
     fn name(&self) -> String {
         match self {
-            Self::Data(object) => segments::object_name(*object),
+            Self::Data(object) => object_name(*object),
             Self::Table(name) => name.clone(),
         }
     }
@@ -393,7 +393,7 @@ impl Collector {
     /// Segments of earlier holders that no row ever named: those made them in their last moments.
     async fn segments_without_rows(&self, names: impl Iterator<Item = &String>) -> Result<Vec<Garbage>> {
         let mut found = Vec::new();
-        for object in names.filter_map(|name| segments::segment_of(name)) {
+        for object in names.filter_map(|name| segment_of(name)) {
             let is_earlier = matches!(object, Object::Segment(epoch, _) if epoch < self.log.epoch());
             if is_earlier && self.engine.get(&rows::live_key(object)).await?.is_none() {
                 found.push(Garbage::Data(object));
@@ -411,9 +411,9 @@ impl Collector {
                 row.map_or(Ok(0), |row| rows::from_bytes(&row, "the number of an object of the log"))?
             }
         };
-        let after = object::name(searched);
+        let after = log_name(searched);
         let names = self.bucket.list("log", Some(after.trim_start_matches("log/"))).await?;
-        let numbers = names.iter().filter_map(|name| object::number_of(name));
+        let numbers = names.iter().filter_map(|name| number_of(name));
         let mut found = Vec::new();
         let mut done = replay_after;
         for number in numbers.take_while(|number| *number <= replay_after) {
@@ -440,7 +440,7 @@ impl Collector {
         if self.log.is_own(number) || self.found.contains_key(&Garbage::Data(Object::Log(number))) {
             return Ok(false);
         }
-        let header = match self.bucket.get_range(&object::name(number), 0..HEADER as u64).await {
+        let header = match self.bucket.get_range(&log_name(number), 0..HEADER as u64).await {
             Ok(header) => Header::read(&header, number),
             // What is no object of a log is left alone.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Io) => return Ok(true),

@@ -50,6 +50,7 @@ use crate::bucket::{Bucket, Condition};
 use crate::codec::Codec;
 use crate::engine::BATCH_BYTES_MAX;
 use crate::journal::Journal;
+use crate::object_names::log_name;
 use crate::parents::Parents;
 pub(crate) use init::LogInit;
 use object::{HEADER, Header, LogKind};
@@ -365,7 +366,7 @@ impl CommitLog {
 
     /// Whether it is there, and this holder's.
     async fn try_make(&self, number: u64, content: Content) -> Result<bool> {
-        let name = object::name(number);
+        let name = log_name(number);
         let Content { header, data, rows } = content;
         let rows = self.codec.seal(&header.context(), &rows);
         let header = header.write(data.len(), rows.len());

@@ -93,8 +93,8 @@ mod tests {
     use super::*;
     use crate::Compression;
     use crate::crypto::DataKey;
-    use crate::format::Uuid;
     use crate::open::open_bucket;
+    use crate::uuid::Uuid;
 
     fn bucket(name: &str) -> Bucket {
         open_bucket(&format!("memory://make-{name}/v").parse().unwrap()).unwrap()

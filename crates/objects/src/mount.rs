@@ -361,7 +361,7 @@ async fn read_log(bucket: &Bucket, last: LastManifest, options: &MountOptions) -
     if let Read::Newer { number } = replay.read_to_end(last.epoch.saturating_add(1)).await? {
         // Another host may just have opened it.
         if Mounted::last_manifest(bucket).await? == Some(last) {
-            let why = format!("the newest manifest is older than {}", crate::log::object::name(number));
+            let why = format!("the newest manifest is older than {}", crate::object_names::log_name(number));
             return Err(older_metadata(bucket, &why));
         }
         return Err(Error::with(ErrorKind::Busy, "open", "another host takes the volume over"));

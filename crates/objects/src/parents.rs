@@ -10,18 +10,14 @@
 //! Nothing of another volume is written or removed here: names lead to parents for reading alone.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, OnceLock};
 
-use object_store::ObjectStore;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use store::Result;
 
-use crate::engine::{path_below, tables_of};
-use crate::format::Uuid;
-use crate::log::object::number_of;
+use crate::object_names::{engine_path, number_of, segment_of};
 use crate::rows::Object;
-use crate::segments::segment_of;
+use crate::uuid::Uuid;
 
 /// The most generations of clones.
 pub(crate) const PARENTS_MAX: usize = 16;
@@ -71,13 +67,24 @@ pub(crate) fn check(parents: &[Parent]) -> Result<(), &'static str> {
 pub(crate) struct Parents {
     all: Vec<(Path, Parent)>,
     /// Where tables are that the volume began with, by their names.
-    tables: OnceLock<HashMap<String, Path>>,
+    tables: HashMap<String, Path>,
 }
 
 impl Parents {
     pub(crate) fn new(parents: &[Parent]) -> Self {
         let all = parents.iter().map(|parent| (Path::from(parent.prefix.as_str()), parent.clone()));
-        Self { all: all.collect(), tables: OnceLock::new() }
+        Self { all: all.collect(), tables: HashMap::new() }
+    }
+
+    /// As [`new`](Self::new), with the tables that each volume began with, the clone's own first.
+    pub(crate) fn with_tables(parents: &[Parent], begun_with: &[HashSet<String>]) -> Self {
+        let mut this = Self::new(parents);
+        for table in begun_with.first().into_iter().flatten() {
+            let generations = begun_with.iter().take_while(|tables| tables.contains(table)).count();
+            let (place, _) = &this.all[generations - 1];
+            this.tables.insert(table.clone(), engine_path(place).join("compacted").join(table.as_str()));
+        }
+        this
     }
 
     /// The manifest that the volume began with; 0: it is no clone.
@@ -106,34 +113,11 @@ impl Parents {
         self.all.iter().take_while(|(_, parent)| parent.has(object)).last().map(|(place, _)| place)
     }
 
-    /// Learns where the tables are that the volume at `root` began with.
-    pub(crate) async fn find_tables(&self, store: &Arc<dyn ObjectStore>, root: &Path) -> Result<()> {
-        if self.all.is_empty() || self.tables.get().is_some() {
-            return Ok(());
-        }
-        // The tables that each began with, and the volume itself first.
-        let mut begun_with: Vec<HashSet<String>> = Vec::new();
-        let places = std::iter::once(root).chain(self.all.iter().map(|(place, _)| place));
-        for (place, (_, parent)) in places.zip(&self.all) {
-            let tables = tables_of(Arc::clone(store), place, parent.manifest).await?;
-            begun_with.push(tables.into_iter().collect());
-        }
-        let mut found = HashMap::new();
-        for table in begun_with.first().into_iter().flatten() {
-            let generations = begun_with.iter().take_while(|tables| tables.contains(table)).count();
-            let (place, _) = &self.all[generations - 1];
-            found.insert(table.clone(), path_below(place).join("compacted").join(table.as_str()));
-        }
-        // Two at once have found the same.
-        let _ = self.tables.set(found);
-        Ok(())
-    }
-
     /// Where the engine's object at `location` is read, if it is a table that the volume at `root`
     /// began with: to the engine it seems to be the volume's own.
     pub(crate) fn table_at(&self, root: &Path, location: &Path) -> Option<&Path> {
-        let table = self.tables.get()?.get(location.filename()?)?;
-        location.prefix_matches(&path_below(root).join("compacted")).then_some(table)
+        let table = self.tables.get(location.filename()?)?;
+        location.prefix_matches(&engine_path(root).join("compacted")).then_some(table)
     }
 }
 
@@ -150,7 +134,8 @@ mod tests {
         let all = [parent("b", (7, 700)), parent("a", (3, 300))];
         check(&all).unwrap();
         let parents = Parents::new(&all);
-        let place = |object| parents.place_of(&crate::segments::object_name(object)).map(ToString::to_string);
+        let place =
+            |object| parents.place_of(&crate::object_names::object_name(object)).map(ToString::to_string);
         for (object, expected) in [
             (Object::Segment(1, 9), Some("a")),
             (Object::Segment(3, 9), Some("a")),

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bucket::{Bucket, Patience};
 use crate::engine::Snapshot;
-use crate::format::Uuid;
+use crate::uuid::Uuid;
 
 /// How often a reader makes a new mark.
 const EACH: Duration = Duration::from_secs(300);

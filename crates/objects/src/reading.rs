@@ -22,8 +22,8 @@ use tokio::sync::Semaphore;
 use crate::blocks::{BLOCK, Blocks, Claim, Key, Lookup, Reserved, blocks_of, bytes_of, split};
 use crate::bucket::{Bucket, Patience};
 use crate::disk_cache::DiskCache;
+use crate::object_names::object_name;
 use crate::rows::Object;
-use crate::segments::object_name;
 
 /// GETs of read-ahead that are under way at a time.
 const AHEAD: usize = 16;

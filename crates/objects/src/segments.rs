@@ -21,6 +21,7 @@ use crate::codec::{ChunkTable, Codec};
 use crate::disk_cache::DiskCache;
 use crate::log::CommitLog;
 use crate::log::object::OBJECT_BYTES_MAX;
+use crate::object_names::object_name;
 use crate::reading::Reader;
 use crate::rows::{self, Extent, Object, Stored};
 use uploads::Uploads;
@@ -57,19 +58,6 @@ impl FooterRow {
     fn end(&self) -> u64 {
         self.start.saturating_add(u64::from(self.len))
     }
-}
-
-fn name(epoch: u64, number: u64) -> String {
-    format!("seg/{:02x}/{epoch:016x}/{number:016x}", number & 0xff)
-}
-
-/// The segment with this name.
-pub(crate) fn segment_of(name: &str) -> Option<Object> {
-    let mut parts = name.strip_prefix("seg/")?.split('/').skip(1);
-    let (epoch, number) = (parts.next()?, parts.next()?);
-    let object = Object::Segment(u64::from_str_radix(epoch, 16).ok()?, u64::from_str_radix(number, 16).ok()?);
-    // No other name of the same numbers.
-    (object_name(object) == name).then_some(object)
 }
 
 impl Segments {
@@ -314,14 +302,6 @@ struct Place {
     table: ChunkTable,
     first_chunk: u32,
     bytes: Range<u64>,
-}
-
-/// An object's name.
-pub(crate) fn object_name(object: Object) -> String {
-    match object {
-        Object::Log(number) => crate::log::object::name(number),
-        Object::Segment(epoch, number) => name(epoch, number),
-    }
 }
 
 fn len_of(bytes: &[u8]) -> u32 {

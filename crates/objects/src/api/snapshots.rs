@@ -13,6 +13,7 @@ use crate::format;
 use crate::key_file;
 use crate::mount::Mounted;
 use crate::open::open_bucket;
+use crate::parents::Parents;
 use crate::store::wait;
 use crate::url::Url;
 
@@ -64,7 +65,7 @@ pub fn snapshots(url: &str) -> Result<Vec<SnapshotInfo>> {
     let runtime = crate::runtime::handle()?;
     let found = wait(&runtime, async {
         let format = format::read(&bucket).await?;
-        list(&bucket.of_family(&format.parents)).await
+        list(&bucket.with_parents(Parents::new(&format.parents))).await
     })?;
     Ok(found.into_iter().map(|snapshot| Snapshot::from(snapshot).into()).collect())
 }

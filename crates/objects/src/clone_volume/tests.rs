@@ -4,6 +4,7 @@ use object_store::memory::InMemory;
 use store::{Name, ObjectId};
 
 use super::*;
+use crate::engine::with_parents;
 use crate::garbage::tests::{LARGE, assert_counted, collector, make as make_file, write};
 use crate::mount::{MountOptions, Mounted};
 
@@ -17,7 +18,7 @@ pub(super) async fn open(bucket: &Bucket, nonce: u8) -> Arc<Mounted> {
     if !format.parents.is_empty() && Mounted::last_manifest(bucket).await.unwrap().is_none() {
         begin(bucket, &format).await.unwrap();
     }
-    let bucket = bucket.with_parents(&format.parents).await.unwrap();
+    let bucket = with_parents(&bucket, &format.parents).await.unwrap();
     let last = Mounted::last_manifest(&bucket).await.unwrap();
     Mounted::open(bucket, last, MountOptions::plain(4, [nonce; 16])).await.unwrap()
 }

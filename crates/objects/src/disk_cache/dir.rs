@@ -18,8 +18,8 @@ use store::{Error, ErrorKind, Result};
 
 use super::entry::HEADER;
 use crate::blocks::{BLOCK, Key};
-use crate::format::Uuid;
 use crate::rows::Object;
+use crate::uuid::Uuid;
 
 /// What says that a directory is a cache's.
 const MARK: &str = "watertight-cache";

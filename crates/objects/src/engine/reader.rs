@@ -20,12 +20,13 @@ use slatedb::{DbReader, DbReaderMode};
 use store::{Error, ErrorKind, Result};
 
 use super::cache::TableCache;
-use super::slate::{first_rows, path_below, plain};
+use super::slate::{first_rows, plain};
 use super::sums::Sums;
 use super::{Batch, Engine, Snapshot};
 use crate::codec::Codec;
 use crate::engine_blocks::Blocks;
 use crate::log::{Replay, Rows};
+use crate::object_names::engine_path;
 
 /// The reader follows nobody: what it shows does not change under its user. The engine's first look
 /// comes so long after the year -262,143: with less, it would come at once.
@@ -70,7 +71,7 @@ impl ReadEngine {
         log: LogReader,
     ) -> Result<Self> {
         let options = DbReaderOptions { manifest_poll_interval: POLL, ..DbReaderOptions::default() };
-        let reader = DbReader::builder(path_below(root), store)
+        let reader = DbReader::builder(engine_path(root), store)
             .with_reader_mode(mode)
             .with_options(options)
             .with_db_cache(Arc::new(TableCache::default()), 0)

@@ -29,6 +29,7 @@ use crate::engine_blocks::Blocks;
 use crate::limited::TOO_SHORT;
 use crate::log::journaled::Journaled;
 use crate::log::{CommitLog, LogInit, Replay};
+use crate::object_names::engine_path;
 use crate::parents::Parents;
 use crate::rows::{self, Totals, Usage};
 
@@ -67,14 +68,9 @@ impl fmt::Debug for SlateEngine {
 /// What is right where one of the engine's objects is damaged.
 const PUT_BACK: &str = "put the object back as it was, and everything is there";
 
-/// Where the engine's objects are.
-pub(crate) fn path_below(root: &Path) -> Path {
-    root.clone().join("meta")
-}
-
 /// The names of the tables of the manifest with this number.
 pub(crate) async fn tables_of(store: Arc<dyn ObjectStore>, root: &Path, number: u64) -> Result<Vec<String>> {
-    let path = path_below(root);
+    let path = engine_path(root);
     let admin = AdminBuilder::new(path.clone(), store).with_system_clock(Arc::new(Clock::default())).build();
     let Some(manifest) = admin.read_manifest(Some(number)).await.map_err(|error| plain(&error))? else {
         let detail =
@@ -108,7 +104,7 @@ pub(super) async fn newest_manifest(
     root: &Path,
 ) -> Result<Option<VersionedManifest>> {
     let admin =
-        AdminBuilder::new(path_below(root), store).with_system_clock(Arc::new(Clock::default())).build();
+        AdminBuilder::new(engine_path(root), store).with_system_clock(Arc::new(Clock::default())).build();
     admin.read_manifest(None).await.map_err(|error| match error.kind() {
         // The engine does not say which of its files it read.
         slatedb::ErrorKind::Internal | slatedb::ErrorKind::Data => {
@@ -137,7 +133,7 @@ pub(crate) async fn totals_in_tables(
 ) -> Result<Totals> {
     let options = DbReaderOptions { skip_wal_replay: true, ..DbReaderOptions::default() };
     let read = async {
-        let reader = DbReader::builder(path_below(root), store)
+        let reader = DbReader::builder(engine_path(root), store)
             .with_reader_mode(DbReaderMode::FollowLatest)
             .with_options(options)
             .with_merge_operator(Arc::new(Sums))
@@ -175,7 +171,7 @@ impl SlateEngine {
             ..Settings::default()
         };
         let clock = Arc::new(Clock::default());
-        let (root, path) = (root.clone(), path_below(root));
+        let (root, path) = (root.clone(), engine_path(root));
         let turn = Arc::new(AsyncMutex::new(()));
         let merging = Compaction {
             store: Arc::clone(&store),

@@ -21,7 +21,7 @@ use store::{Error, ErrorKind, Result};
 
 use super::Identity;
 use super::disk::Disk;
-use crate::format::Uuid;
+use crate::uuid::Uuid;
 
 const ID: &str = "id";
 const ID_MAGIC: &[u8; 8] = b"WTjrnl1\n";

@@ -13,9 +13,9 @@ use super::{Identity, Journal, SIZE, SIZE_MIN, upload};
 use crate::bucket::Bucket;
 use crate::codec::Codec;
 use crate::engine::LastManifest;
-use crate::format::Uuid;
 use crate::log::CommitLog;
 use crate::log::journaled::context;
+use crate::uuid::Uuid;
 
 /// The journal that a mount is given.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

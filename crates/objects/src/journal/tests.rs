@@ -12,7 +12,7 @@ use super::disk::Disk;
 use super::format::{FILE_HEADER, RECORD_HEADER};
 use super::memory_disk::MemoryDisk;
 use super::{Identity, Journal, Record, contents};
-use crate::format::Uuid;
+use crate::uuid::Uuid;
 
 const OWN: Identity = Identity { volume: [1; 16], id: [2; 16] };
 const CONTEXT: [u8; 32] = [3; 32];

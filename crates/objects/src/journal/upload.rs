@@ -18,9 +18,9 @@ use crate::bucket::{Bucket, Condition};
 use crate::codec::Codec;
 use crate::engine::LastManifest;
 use crate::log::journaled::{About, PART, PAYLOAD_MAX, REST, SEGMENT, holder_of, segment_of};
-use crate::log::object::{self, HEADER, Header, LogKind};
+use crate::log::object::{HEADER, Header, LogKind};
+use crate::object_names::{log_name, number_of, object_name};
 use crate::rows::Object;
-use crate::segments::object_name;
 
 /// What is left.
 #[derive(Debug, Default)]
@@ -188,10 +188,10 @@ impl Upload<'_> {
 
     /// The first fence of a later holder, from the number `first` on.
     async fn fence(&self, first: u64) -> Result<Option<u64>> {
-        let after = object::name(first.saturating_sub(1));
+        let after = log_name(first.saturating_sub(1));
         for name in self.bucket.list("log", Some(after.trim_start_matches("log/"))).await? {
-            let Some(number) = object::number_of(&name) else { continue };
-            let header = self.bucket.get_range(&object::name(number), 0..HEADER as u64).await?;
+            let Some(number) = number_of(&name) else { continue };
+            let header = self.bucket.get_range(&log_name(number), 0..HEADER as u64).await?;
             if Header::read(&header, number)?.epoch > self.epoch {
                 return Ok(Some(number));
             }
@@ -224,7 +224,7 @@ impl Upload<'_> {
         let rows = self.codec.seal(&header.context(), &rows);
         let header = header.write(data.len(), rows.len());
         let parts = [header, data.freeze(), rows].into_iter().filter(|part: &Bytes| !part.is_empty());
-        let made = self.bucket.create(&object::name(number), PutPayload::from_iter(parts)).await?;
+        let made = self.bucket.create(&log_name(number), PutPayload::from_iter(parts)).await?;
         if matches!(made, Condition::Met(_)) {
             return Ok(true);
         }
@@ -233,7 +233,7 @@ impl Upload<'_> {
 
     /// Whether an object of the log is in the bucket, and this journal's.
     async fn is_there(&self, number: u64) -> Result<bool> {
-        match self.bucket.get_range(&object::name(number), 0..HEADER as u64).await {
+        match self.bucket.get_range(&log_name(number), 0..HEADER as u64).await {
             Ok(there) => {
                 let there = Header::read(&there, number)?;
                 Ok((there.epoch, there.nonce) == (self.epoch, self.nonce))

@@ -9,11 +9,12 @@ use slatedb::wal::{WalError, WriterInit, WriterInitResult, WriterManifest};
 use store::Result;
 use sync::mutant::is_on;
 
-use super::object::{self, Header, LogKind};
+use super::object::{Header, LogKind};
 use super::replay::{Read, Replay, left_out};
 use super::{CommitLog, State, writer::Writer};
 use crate::bucket::Condition;
 use crate::engine::Clock;
+use crate::object_names::log_name;
 
 /// Fences earlier holders, and starts the log.
 pub(crate) struct LogInit {
@@ -69,11 +70,11 @@ impl LogInit {
             let number = replay.next();
             let next = number.saturating_add(1 + left_out(self.log.window));
             let fence = Header::new(LogKind::Fence, epoch, self.nonce, number, next).write(0, 0);
-            if is_on("log-fence-not-written") && self.log.bucket.get(&object::name(number)).await?.is_none() {
+            if is_on("log-fence-not-written") && self.log.bucket.get(&log_name(number)).await?.is_none() {
                 return Ok(Some(next));
             }
             let payload = PutPayload::from_bytes(fence.clone());
-            let made = self.log.bucket.create(&object::name(number), payload).await?;
+            let made = self.log.bucket.create(&log_name(number), payload).await?;
             if matches!(made, Condition::Met(_)) {
                 return Ok(Some(next));
             }

@@ -12,6 +12,8 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use slatedb::{RowEntry, ValueDeletable};
 use store::{Error, ErrorKind, Result};
 
+use crate::object_names::log_name;
+
 /// Bytes before the data.
 pub(crate) const HEADER: usize = 64;
 const MAGIC: u32 = u32::from_be_bytes(*b"WTlg");
@@ -129,17 +131,7 @@ fn crc(bytes: &[u8]) -> u32 {
 }
 
 pub(crate) fn damaged(number: u64, why: &'static str) -> Error {
-    Error::with(ErrorKind::Io, "read log", format!("{}: {why}", name(number)))
-}
-
-/// The name of an object of the log.
-pub(crate) fn name(number: u64) -> String {
-    format!("log/{number:020}")
-}
-
-/// The number in a name as [`name`] makes it, without its directory.
-pub(crate) fn number_of(name: &str) -> Option<u64> {
-    if name.len() == 20 { name.parse().ok() } else { None }
+    Error::with(ErrorKind::Io, "read log", format!("{}: {why}", log_name(number)))
 }
 
 /// Appends rows that have one sequence number.

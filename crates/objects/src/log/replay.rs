@@ -14,6 +14,7 @@ use sync::mutant::is_on;
 use super::object::{self, HEADER, Header, LogKind, OBJECT_BYTES_MAX};
 use crate::bucket::Bucket;
 use crate::codec::Codec;
+use crate::object_names::{log_name, number_of};
 
 /// Reads the log, in its order.
 #[derive(Debug)]
@@ -86,9 +87,9 @@ impl Replay {
     /// # Errors
     /// The bucket's; `Io`: an object is damaged or missing, with its name.
     pub(crate) async fn read_to_end(&mut self, epoch: u64) -> Result<Read> {
-        let after = object::name(self.next - 1);
+        let after = log_name(self.next - 1);
         let listed = self.bucket.list("log", Some(after.trim_start_matches("log/"))).await?;
-        let numbers: Vec<_> = listed.iter().filter_map(|name| object::number_of(name)).collect();
+        let numbers: Vec<_> = listed.iter().filter_map(|name| number_of(name)).collect();
         for (index, &number) in numbers.iter().enumerate() {
             // What a fence left out.
             if number < self.next {
@@ -110,7 +111,7 @@ impl Replay {
     /// missing one say which it is: each names the last one that was durable when it was sealed.
     async fn check_gap(&self, beyond: &[u64]) -> Result<()> {
         let Some(witness) = self.witness(beyond).await? else { return Ok(()) };
-        let name = object::name(self.next);
+        let name = log_name(self.next);
         match self.bucket.get_range(&name, 0..HEADER as u64).await {
             // A holder that is alive made it meanwhile.
             Ok(_) => Ok(()),
@@ -121,7 +122,7 @@ impl Replay {
                     "{}/{name}: this object of the log is missing, and {} was written after it; put the \
                      object back, and everything is there",
                     self.bucket.url(),
-                    object::name(witness)
+                    log_name(witness)
                 ),
             )),
             Err(error) => Err(error),
@@ -135,7 +136,7 @@ impl Replay {
             return Ok(Some(last));
         }
         for &number in beyond {
-            let header = self.bucket.get_range(&object::name(number), 0..HEADER as u64).await?;
+            let header = self.bucket.get_range(&log_name(number), 0..HEADER as u64).await?;
             let header = Header::read(&header, number).map_err(|error| self.named(error))?;
             // A fence stands where the first object is missing.
             if header.kind == LogKind::Fence || header.durable() >= Some(self.next) {
@@ -147,7 +148,7 @@ impl Replay {
 
     /// The object `number`, which is there.
     pub(super) async fn read(&self, number: u64) -> Result<Bytes> {
-        let name = object::name(number);
+        let name = log_name(number);
         let got = self.bucket.get_at_most(&name, OBJECT_BYTES_MAX).await?;
         got.map(|(object, _)| object).ok_or_else(|| self.named(object::damaged(number, "it is gone")))
     }
@@ -182,7 +183,7 @@ impl Replay {
         let sealed = &object[header.rows()];
         let rows = self.codec.open(&header.context(), sealed).map_err(|error| {
             let why = error.detail().unwrap_or("corrupted").to_owned();
-            Error::with(ErrorKind::Io, "read log", format!("{}: {why}", object::name(number)))
+            Error::with(ErrorKind::Io, "read log", format!("{}: {why}", log_name(number)))
         })?;
         let rows = object::read_rows(rows, number)?;
         (self.epoch, self.next) = (header.epoch, number.saturating_add(1));

@@ -18,11 +18,11 @@ use sync::mutant::is_on;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-use super::object_name;
 use crate::bucket::{Bucket, Condition};
 use crate::journal::{Journal, Place, Record};
 use crate::log::CommitLog;
 use crate::log::journaled::{SEGMENT, about_segment};
+use crate::object_names::object_name;
 use crate::reading::Reader;
 use crate::rows::Object;
 
