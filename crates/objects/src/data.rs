@@ -94,10 +94,11 @@ impl Tree {
     pub(crate) fn settle(self: &Arc<Self>, pin: &Pin, state: &mut Locked, is_awaited: bool) -> u64 {
         if let Some(round) = state.pieces.take() {
             let (tree, pin) = (Arc::clone(self), pin.clone());
+            let bytes = round.bytes;
+            self.pending.round_begins(bytes);
             self.runtime.spawn(async move {
-                let bytes = round.bytes;
                 match tree.run_round(&pin, round, is_awaited).await {
-                    Ok(()) => tree.pending.give(bytes),
+                    Ok(()) => tree.pending.round_ends(bytes),
                     Err(error) => tree.pending.fail(error),
                 }
             });
@@ -395,3 +396,6 @@ fn index(offset: u64) -> usize {
 fn len_of(part: &[u8]) -> u32 {
     u32::try_from(part.len()).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,13 +21,18 @@ pub(crate) struct Pending {
 
 #[derive(Debug, Default)]
 struct State {
+    /// All that has no extents, what rounds have taken included.
     bytes: u64,
+    /// What rounds have taken.
+    taken: u64,
     files: HashMap<u64, Pin>,
     failed: Option<Error>,
 }
 
 impl Pending {
-    /// Takes room for `bytes`, once there is some; says whether more than half is taken.
+    /// Takes room for `bytes`, once there is some; says whether so much of it is in no round that
+    /// each file's should begin one. What is on its way makes room by itself: rounds for its sake
+    /// would be many and small.
     pub(crate) async fn take(&self, bytes: u64) -> Result<bool> {
         loop {
             let changed = self.changed.notified();
@@ -39,15 +44,31 @@ impl Pending {
                 // A larger write than all of it goes alone.
                 if state.bytes == 0 || state.bytes + bytes <= BYTES_MAX {
                     state.bytes += bytes;
-                    return Ok(state.bytes > BYTES_MAX / 2);
+                    return Ok(state.bytes - state.taken > BYTES_MAX / 2);
                 }
             }
             changed.await;
         }
     }
 
+    /// Gives room back that was taken for data that was not written.
     pub(crate) fn give(&self, bytes: u64) {
         self.state.lock().bytes -= bytes;
+        self.changed.notify_waiters();
+    }
+
+    /// A round has taken `bytes`.
+    pub(crate) fn round_begins(&self, bytes: u64) {
+        self.state.lock().taken += bytes;
+    }
+
+    /// A round has given its `bytes` their extents.
+    pub(crate) fn round_ends(&self, bytes: u64) {
+        {
+            let mut state = self.state.lock();
+            state.bytes -= bytes;
+            state.taken -= bytes;
+        }
         self.changed.notify_waiters();
     }
 
