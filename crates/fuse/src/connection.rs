@@ -123,6 +123,11 @@ impl Connection {
         });
     }
 
+    /// Whether it has ended, or the kernel has asked for that.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.on_destroy.lock().is_none() || self.pool.has_ended()
+    }
+
     /// The kernel asks for the end.
     pub(crate) fn destroy(&self) {
         self.end_attached();

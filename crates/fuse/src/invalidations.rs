@@ -49,6 +49,12 @@ struct List {
 }
 
 impl InvalidationQueue {
+    /// Whether nothing is to be sent.
+    pub(crate) fn is_idle(&self) -> bool {
+        let list = self.list.lock();
+        list.invalidations.is_empty() && !list.has_thread
+    }
+
     /// Queues notifications to the kernel.
     ///
     /// # Errors

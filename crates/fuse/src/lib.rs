@@ -5,6 +5,7 @@
 //!
 //! ```text
 //!   session                            a connection, from the agreement to its end
+//!      |     pause, handover            and in the next program of the process
 //!      |            \
 //!   transport        view              threads that bring requests;  a program's use of the tree
 //!   {dev_fuse, uring}  |
@@ -46,11 +47,13 @@ mod connection;
 #[allow(unsafe_code, reason = "one ioctl(2) that rustix has not")]
 mod device;
 mod dispatch;
+mod handover;
 mod handshake;
 mod in_flight;
 mod invalidations;
 pub mod mount;
 mod notify;
+mod pause;
 mod protocol;
 mod reply;
 mod session;
@@ -64,10 +67,14 @@ mod tree;
 mod view;
 
 pub use connection::Transport;
+pub use handover::SessionHandover;
 pub use handshake::SessionError;
 pub use invalidations::Notifier;
-pub use mount::{Mount, MountError, MountKind, MountOptions, MountpointError, Uring, check_mountpoint};
+pub use mount::{
+    Mount, MountError, MountHandover, MountKind, MountOptions, MountpointError, Uring, check_mountpoint,
+};
 pub use notify::NotifyError;
+pub use pause::{PauseError, Paused};
 pub use protocol::init::Mode;
 pub use protocol::{abi, decode, encode, errno, init};
 pub use session::{EndReason, Ended, Session, SessionOptions, SessionView};

@@ -18,11 +18,12 @@ mod sync_device;
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use handover::Incoming;
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
@@ -33,7 +34,7 @@ pub(crate) use enable_uring::BeforeMount;
 pub use enable_uring::Uring;
 pub use error::{MountError, check_device};
 pub use mountinfo::MountInfo;
-pub use options::{MountKind, MountOptions, SUBTYPE, Syncs, Wanted};
+pub use options::{MountHandover, MountKind, MountOptions, SUBTYPE, Syncs, Wanted};
 pub use point::{MountpointError, check_mountpoint};
 pub use show::{show, shown_clone};
 pub(crate) use sync_device::SyncDevice;
@@ -101,6 +102,33 @@ impl Mount {
         let info = mountinfo::topmost(&mountpoint);
         let (fd, uring) = (Some(fd), Some(uring));
         Self { fd, mountpoint, kind, info, by_fusermount, is_gone: false, uring, served: None }
+    }
+
+    /// The mount that the program before has handed over, with the kernel's description of it.
+    ///
+    /// # Errors
+    /// When the connection was not handed over.
+    pub fn take_over(
+        state: &MountHandover,
+        device: RawFd,
+        info: MountInfo,
+        incoming: &Incoming,
+    ) -> io::Result<Self> {
+        let (fd, mountpoint) = (Some(incoming.take(device)?), state.mountpoint.clone());
+        let (kind, by_fusermount) = (state.kind(), state.by_fusermount);
+        let info = Some(info);
+        Ok(Self { fd, mountpoint, kind, info, by_fusermount, is_gone: false, uring: None, served: None })
+    }
+
+    /// What its process knows of it, for the next program.
+    #[must_use]
+    pub fn hand_over(&self) -> MountHandover {
+        let (loop_device, reason) = match &self.kind {
+            MountKind::FuseBlk { loop_device } => (Some(loop_device.clone()), None),
+            MountKind::Fuse { reason } => (None, Some(reason.clone())),
+        };
+        let mountpoint = self.mountpoint.clone();
+        MountHandover { mountpoint, loop_device, reason, by_fusermount: self.by_fusermount }
     }
 
     /// Where.

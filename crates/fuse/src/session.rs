@@ -18,6 +18,7 @@ use volume::Volume;
 use crate::admission::capacity;
 use crate::connection::{Connection, Transport};
 use crate::device::Dev;
+use crate::handover::SessionHandover;
 use crate::handshake::{SessionError, agree};
 use crate::invalidations::Notifier;
 use crate::mount::{BeforeMount, Mount, MountKind, READAHEAD_BYTES, SyncDevice, Uring};
@@ -114,6 +115,10 @@ pub struct Session {
 pub struct SessionView(Arc<Connection>);
 
 impl SessionView {
+    pub(crate) fn connection(&self) -> &Arc<Connection> {
+        &self.0
+    }
+
     /// The requests that were served so far.
     #[must_use]
     pub fn stats(&self) -> StatsView {
@@ -221,6 +226,44 @@ impl Session {
             start_hearing(&shared, served);
         }
         Ok(Self { shared, mount, served, exit_grace, prepared, needs_uring })
+    }
+
+    /// The session that the program before has written down, over the connection of `mount`. What
+    /// was agreed stays: the kernel does not ask again. Requests wait until [`run`](Self::run).
+    ///
+    /// # Errors
+    /// When the mount has no connection any more.
+    pub fn take_over(
+        volume: Arc<Volume>,
+        mut mount: Mount,
+        state: &SessionHandover,
+        options: SessionOptions,
+    ) -> Result<Self, SessionError> {
+        let master = Arc::new(Dev::new(mount.take_fd().map_err(SessionError::Device)?));
+        let shared = Connection {
+            tree: Arc::new(MountTree::new(volume, Arc::clone(&master))),
+            negotiated: state.negotiated(),
+            mode: state.mode(),
+            valid: Validity { entry: VALID, attr: VALID },
+            master,
+            in_flight: Arc::default(),
+            sync_all: Arc::default(),
+            page: None,
+            stats: Stats::default(),
+            pool: ThreadPool::new(options.threads_max),
+            transport: Mutex::new(Transport::Readers { reason: state.reason.clone() }),
+            ring: None,
+            on_destroy: Mutex::new(Some(options.on_destroy)),
+            destroyed: AtomicBool::new(false),
+        };
+        let (exit_grace, shared) = (options.exit_grace, Arc::new(shared));
+        Ok(Self { shared, mount, served: None, exit_grace, prepared: None, needs_uring: false })
+    }
+
+    /// Drops the session before it [`run`](Self::run)s, and leaves the mount as it is, for another
+    /// program of this process that has its connection.
+    pub fn leave(mut self) {
+        self.mount.mark_unmounted();
     }
 
     /// Where it is mounted.

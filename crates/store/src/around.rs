@@ -2,12 +2,15 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::IoSlice;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use handover::Kept;
+
 use crate::{
-    Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, Entry, File, Name, NewNode, ObjectId,
-    RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, Snapshots, StatFs, Store,
+    Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, DirState, Entry, File, Name, NewNode,
+    ObjectId, RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, Snapshots, StatFs, Store,
 };
 
 /// The code around each call.
@@ -174,6 +177,13 @@ impl<A: Around> Store for AroundStore<A> {
     fn abort(&self) {
         self.inner.abort();
     }
+    fn hand_over(&self, kept: &mut Kept) -> Result<DirState> {
+        self.around.call("hand_over", || self.inner.hand_over(kept))
+    }
+    fn take_over_dir(&self, id: ObjectId, fd: OwnedFd) -> Result<Arc<dyn Dir>> {
+        let inner = self.inner.take_over_dir(id, fd)?;
+        Ok(Arc::new(AroundOpen { inner: Some(inner), around: Arc::clone(&self.around), end: "close_dir" }))
+    }
     fn close(&self) {
         self.around.tell("close", || self.inner.close());
     }
@@ -228,5 +238,8 @@ impl<A: Around> File for AroundOpen<dyn File, A> {
 impl<A: Around> Dir for AroundOpen<dyn Dir, A> {
     fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
         self.around.call("list", || self.inner().list(offset, sink))
+    }
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.inner().descriptor()
     }
 }

@@ -21,6 +21,7 @@
 //! | [`recall`] | finding objects by ids that were forgotten |
 //! | [`creds`] | ownership of new objects |
 //! | [`holder`] | exclusive use |
+//! | [`resume`] | the store goes on in the next program of its process |
 //! | [`sys`], [`errno`] | system calls, their errors |
 //!
 //! A process must not fork and go on in the child with an open store: the store's view of
@@ -41,6 +42,7 @@ mod names;
 mod node;
 mod paths;
 mod recall;
+pub(crate) mod resume;
 mod size_max;
 #[allow(unsafe_code, reason = "system calls that rustix has not")]
 mod sys;
@@ -53,14 +55,15 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, Weak};
 
+use ::handover::Kept;
 use rustix::fs::{AtFlags, OFlags, StatVfsMountFlags, Statx, StatxFlags};
 use rustix::process::Resource;
 use rustix::thread::CapabilitySet;
 use sync::Mutex;
 
 use crate::{
-    Access, Attr, Created, Creator, Dir, Entry, Error, ErrorKind, File, FileType, Name, NewNode, ObjectId,
-    RenameFlags, Result, SetAttr, SetXattr, StatFs, Store,
+    Access, Attr, Created, Creator, Dir, DirState, Entry, Error, ErrorKind, File, FileType, Name, NewNode,
+    ObjectId, RenameFlags, Result, SetAttr, SetXattr, StatFs, Store,
 };
 use durable::{Change, Unsynced};
 use node::DirNode;
@@ -243,11 +246,17 @@ impl Inner {
     fn open(path: &Path, options: DirOptions) -> Result<Self> {
         let op = "open store";
         let shown = path.display().to_string();
-        let limit = raise_descriptor_limit();
-        let descriptors = limit - paths::reserve(limit);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let lock = rustix::fs::open(path, flags, 0.into()).map_err(errno::failed_with(op, &shown))?;
-        let lock = holder::lock(lock, path)?;
+        Self::with_lock(holder::lock(lock, path)?, path, options)
+    }
+
+    /// Uses a directory that is this process's alone.
+    fn with_lock(lock: holder::Exclusive, path: &Path, options: DirOptions) -> Result<Self> {
+        let op = "open store";
+        let shown = path.display().to_string();
+        let limit = raise_descriptor_limit();
+        let descriptors = limit - paths::reserve(limit);
         // One descriptor for the lock, for the directory itself, and to open handles with:
         // thousands of idle stores have no more.
         let root = lock.descriptor();
@@ -499,6 +508,14 @@ impl Store for DirStore {
 
     fn sync(&self) -> Result<()> {
         self.inner.sync_all()
+    }
+
+    fn hand_over(&self, kept: &mut Kept) -> Result<DirState> {
+        self.inner.hand_over(kept)
+    }
+
+    fn take_over_dir(&self, id: ObjectId, fd: OwnedFd) -> Result<Arc<dyn Dir>> {
+        self.inner.take_over_dir(id, fd)
     }
 
     fn close(&self) {

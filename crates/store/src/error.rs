@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 /// The result of a store operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -11,7 +12,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The kind of failure, by which the caller decides what to do.
 ///
 /// The names follow errno(3), which has one number for each of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// No such object (ENOENT).

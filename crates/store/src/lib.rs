@@ -20,7 +20,7 @@
 //!   |     |      +--- around --+      a store around another
 //!   |     |             |
 //!   traits, types, name, error,      what a store is: read `traits` first
-//!   requests, snapshots
+//!   requests, snapshots, dir_state
 //! ```
 //!
 //! # References
@@ -43,6 +43,7 @@
 
 mod around;
 mod dir;
+mod dir_state;
 mod error;
 mod fault;
 mod hook;
@@ -56,7 +57,9 @@ mod types;
 mod watch;
 
 pub use around::{Around, AroundStore};
+pub use dir::resume::TakenOver;
 pub use dir::{DirCounters, DirOptions, DirStore};
+pub use dir_state::DirState;
 pub use error::{Error, ErrorKind, Result};
 pub use fault::{FaultOp, FaultStore, Faults};
 pub use hook::{At, HookStore, Hooks};

@@ -3,12 +3,15 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io::IoSlice;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use handover::Kept;
+
 use crate::{
-    Access, AllocateMode, Attr, Creator, DirEntry, Entry, Error, ErrorKind, Name, NewNode, ObjectId,
-    RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, Snapshots, StatFs,
+    Access, AllocateMode, Attr, Creator, DirEntry, DirState, Entry, Error, ErrorKind, Name, NewNode,
+    ObjectId, RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, Snapshots, StatFs,
 };
 
 /// A new file, open for reading and writing whatever its mode.
@@ -175,6 +178,26 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// the store can end them, and so do later ones. [`close`](Self::close) follows.
     fn abort(&self) {}
 
+    /// Writes the store down for the next program of this process; `kept` gets the descriptors that
+    /// the state names. Everything must be durable, and no call may be under way.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] by default;
+    /// [`ErrorKind::Busy`] where something is not durable.
+    fn hand_over(&self, kept: &mut Kept) -> Result<DirState> {
+        let _ = kept;
+        Err(Error::new(ErrorKind::Unsupported, "hand the store over"))
+    }
+
+    /// An open directory that the program before this one has handed over.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] by default.
+    fn take_over_dir(&self, id: ObjectId, fd: OwnedFd) -> Result<Arc<dyn Dir>> {
+        let _ = (id, fd);
+        Err(Error::new(ErrorKind::Unsupported, "take over a directory"))
+    }
+
     /// Releases the medium for another opening. No other call may follow.
     fn close(&self);
 }
@@ -204,4 +227,9 @@ pub trait Dir: Send + Sync + fmt::Debug {
     /// Lists from `offset` on (0, or a [`DirEntry::next`]) until `sink` says `false`; an entry that
     /// was refused so comes again from its predecessor's `next`.
     fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()>;
+
+    /// The descriptor of the opening, where it is one of the host's.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }

@@ -2,8 +2,10 @@
 
 use std::ffi::OsString;
 
+use serde::{Deserialize, Serialize};
+
 /// Names an object of a store while its user holds a reference on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ObjectId(pub u64);
 
 impl ObjectId {
@@ -12,7 +14,7 @@ impl ObjectId {
 }
 
 /// The kinds of objects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum FileType {
     Regular,
@@ -25,7 +27,7 @@ pub enum FileType {
 }
 
 /// A point in time, as in `struct timespec`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct Timestamp {
     /// Seconds since 1970, negative before.
     pub secs: i64,

@@ -92,6 +92,11 @@ impl DeferredClose {
         }
     }
 
+    /// Whether something is left to close.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.list.lock().has_thread
+    }
+
     /// Makes the waiting thread check whether to go on.
     pub(crate) fn wake(&self) {
         // A thread that has checked already waits by then.

@@ -78,6 +78,36 @@ impl<T> Handles<T> {
         self.shards.iter().map(|shard| shard.read().len()).sum()
     }
 
+    /// All of them, with their numbers.
+    pub(crate) fn all(&self) -> Vec<(u64, Arc<T>)> {
+        let of = |shard: &RwLock<IdMap<u64, Arc<T>>>| {
+            shard.read().iter().map(|(id, handle)| (*id, Arc::clone(handle))).collect::<Vec<_>>()
+        };
+        self.shards.iter().flat_map(of).collect()
+    }
+
+    /// The number that the next one gets.
+    pub(crate) fn next_number(&self) -> u64 {
+        // ORDERING: Relaxed, as in `add`.
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// The next one gets this number.
+    pub(crate) fn resume_at(&self, next: u64) {
+        // ORDERING: Relaxed, as in `add`.
+        self.next.fetch_max(next, Ordering::Relaxed);
+    }
+
+    /// Adds one under the number that it had.
+    pub(crate) fn restore(&self, id: HandleId, handle: T) -> Result<()> {
+        // Numbers that follow are new.
+        self.resume_at(id.0.saturating_add(1));
+        match self.shard(id.0).write().insert(id.0, Arc::new(handle)) {
+            None => Ok(()),
+            Some(_) => Err(Error::Invalid("the state has a handle twice")),
+        }
+    }
+
     /// Calls `look` for each, in no order, as long as it says `true`.
     pub(crate) fn each(&self, mut look: impl FnMut(&T) -> bool) -> bool {
         self.shards.iter().all(|shard| shard.read().values().all(|one| look(one)))

@@ -231,6 +231,16 @@ impl State {
         }
     }
 
+    /// The store's ctime and the one that users see instead, if they differ.
+    pub(crate) fn shown_ctime(&self) -> Option<(Timestamp, Timestamp)> {
+        self.shown_ctime
+    }
+
+    /// Goes on as in the program before.
+    pub(crate) fn resume(&mut self, lookups: u64, shown_ctime: Option<(Timestamp, Timestamp)>) {
+        (self.lookups, self.shown_ctime) = (lookups, shown_ctime);
+    }
+
     /// Pages came into the cache, under this permit.
     pub(crate) fn add_pages(&mut self, permit: Permit) {
         self.permit.join(permit);

@@ -25,6 +25,7 @@
 //!             cache, page
 //! lifecycle   status, sync, shutdown, abort; state is what they share
 //! core, inode, table, handles   the state: of a volume, of an object, all of them, what is open
+//! handover    a volume goes on in the next program of its process
 //! deferred_close, stall         a store that does not answer
 //! tenants, limits, unsynced     whose data it is, its limits, what is not durable yet
 //! events, cancel, types, error
@@ -50,6 +51,7 @@ pub mod events;
 mod failed_reads;
 mod files;
 mod handles;
+mod handover;
 mod inode;
 mod io;
 mod lifecycle;
@@ -68,6 +70,7 @@ pub use crate::volume::{Volume, span_of};
 pub use cancel::{Cancel, CancelGuard, WakeEvent};
 pub use cgroups::CgroupId;
 pub use error::{Error, Result};
+pub use handover::VolumeHandover;
 pub use lifecycle::abort;
 pub use lifecycle::state::{DrainReport, Unwritten, VolumeState};
 pub use lifecycle::status::Status;

@@ -23,6 +23,15 @@ pub struct CgroupLimits {
     pub owed_bytes: u64,
 }
 
+impl CgroupLimits {
+    /// The change that sets all of them, in words.
+    #[must_use]
+    pub fn as_change(&self) -> String {
+        let dirty_max = self.dirty_bytes_max.map_or_else(|| "max".to_owned(), |bytes| bytes.to_string());
+        format!("{} dirty_max={dirty_max} sync_isolation={}", self.limits, u8::from(self.sync_isolation))
+    }
+}
+
 /// A change for one cgroup: of the limits that it names, and no others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitChange {

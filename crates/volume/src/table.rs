@@ -54,6 +54,19 @@ impl Table {
         removed.is_some()
     }
 
+    /// All of them.
+    pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
+        self.shards
+            .iter()
+            .flat_map(|shard| shard.read().values().map(Arc::clone).collect::<Vec<_>>())
+            .collect()
+    }
+
+    /// Adds an inode; says whether there was none with its id.
+    pub(crate) fn restore(&self, inode: Inode) -> bool {
+        self.shard(inode.id).write().insert(inode.id, Arc::new(inode)).is_none()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.read().len()).sum()
     }

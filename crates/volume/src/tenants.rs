@@ -5,6 +5,7 @@
 //! without a thread (memory-mapped writes, kernel write-back) count for the inode's owner, and for
 //! the opener if it has none: for the nearest ancestor that lives of an opener that was removed.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use cgroups::{CgroupEvent, CgroupId, Hierarchy, ThreadCache, Watch};
@@ -97,20 +98,31 @@ impl Tenants {
     }
 
     fn look_up(&self, host: &Host, tid: u32) -> Option<CgroupId> {
-        let cgroups = self.switcher.cgroups();
         for _ in 0..ATTEMPTS {
             let path = host.tree.path_of(tid)?;
-            // None: it was removed or renamed since the kernel returned its path.
-            let Some(found) = host.tree.look_up(&path) else { continue };
-            let is_known = cgroups.get(found.id()).is_some();
-            let made = |id, parent, name: &std::ffi::OsStr| {
-                cgroups.add_named(id, parent, name);
-            };
-            if is_known || host.watch.add(&found, made) {
-                return Some(found.id());
+            if let Some(found) = self.look_up_path(host, &path) {
+                return Some(found);
             }
         }
         None
+    }
+
+    /// The living cgroup at a path of [`path_of_living`](Self::path_of_living); the root if there
+    /// is none.
+    pub(crate) fn cgroup_at(&self, path: &CgroupPath) -> Arc<Cgroup> {
+        let found = self.host.as_ref().and_then(|host| self.look_up_path(host, Path::new(path.as_str())));
+        self.cgroup_of(found)
+    }
+
+    /// None: it was removed or renamed since the kernel returned its path.
+    fn look_up_path(&self, host: &Host, path: &Path) -> Option<CgroupId> {
+        let cgroups = self.switcher.cgroups();
+        let found = host.tree.look_up(path)?;
+        let is_known = cgroups.get(found.id()).is_some();
+        let made = |id, parent, name: &std::ffi::OsStr| {
+            cgroups.add_named(id, parent, name);
+        };
+        (is_known || host.watch.add(&found, made)).then(|| found.id())
     }
 }
 

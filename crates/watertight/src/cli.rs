@@ -56,6 +56,10 @@ pub struct Cli {
     /// This process is the background one of `mount -d`; its parent waits for its first line.
     #[arg(long, hide = true)]
     pub in_background: bool,
+
+    /// This program takes the place of another one, which has left its state in this descriptor.
+    #[arg(long, hide = true, value_name = "DESCRIPTOR")]
+    pub taken_over: Option<i32>,
 }
 
 /// The verbs.
@@ -244,6 +248,14 @@ pub enum Verb {
     )]
     Limit(LimitArgs),
 
+    /// Have another version of this program serve mounts that go on meanwhile.
+    #[command(after_help = UPGRADE_HELP)]
+    Upgrade(UpgradeArgs),
+
+    /// Say whether this program can take a mount over.
+    #[command(hide = true)]
+    CanTake(CanTakeArgs),
+
     /// Ask the kernel something on behalf of a mount process.
     #[command(hide = true)]
     KernelSide(KernelSideArgs),
@@ -358,6 +370,48 @@ const SNAPSHOT_HELP: &str = "Examples:\n  \
     A snapshot takes neither a copy nor time in proportion to the data: what it shows stays in the bucket when the volume replaces or \
     deletes it, until the snapshot is deleted. It is made and deleted by the process that holds the volume: by its path, or by its URL on \
     the same host. Of a volume that nobody holds, by its URL. `list` holds nothing.";
+
+/// The help that follows the arguments of `upgrade`.
+const UPGRADE_HELP: &str = "Examples:\n  \
+    watertight upgrade /mnt/data\n  \
+    watertight upgrade --all\n  \
+    watertight upgrade --program /opt/watertight-0.2/watertight /mnt/data\n\n\
+    After a new package is installed: the program that is called takes over, in the same process. Requests wait meanwhile, for some \
+    milliseconds and what it takes to make the last writes durable; open files, locks, working directories, mapped files and running programs \
+    on the volume go on.\n\n\
+    What cannot be handed over is refused with a reason, and nothing is changed: volumes on object storage and in memory, mountpoints with \
+    attached volumes or clones, connections over io_uring, another program that cannot read this one's state (an older one, say), requests or \
+    writes that do not come to an end in time. If the new program fails while it takes over, the old one is started again and goes on.";
+
+/// `upgrade`.
+#[derive(Debug, Args)]
+pub struct UpgradeArgs {
+    /// Mountpoints, stores or volumes' ids.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub volumes: Vec<OsString>,
+    /// All mounts of this user.
+    #[arg(long)]
+    pub all: bool,
+    /// The new program [this one].
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
+    /// How long dirty data may be written before, while requests are served.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    pub timeout: Duration,
+    /// How long requests may wait before it is given up.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
+    pub max_pause: Duration,
+}
+
+/// `can-take`.
+#[derive(Debug, Args)]
+pub struct CanTakeArgs {
+    /// The version of the state.
+    pub version: u32,
+    /// The arguments of the process.
+    #[arg(last = true)]
+    pub arguments: Vec<OsString>,
+}
 
 /// The help that follows the arguments of `format`.
 const FORMAT_HELP: &str = "Examples:\n  \

@@ -3,6 +3,7 @@
 //! ```text
 //! mount            `mount`: checks, opens, mounts, registers, serves
 //!   background     in the background
+//!   upgrade        another program takes the place of this one
 //!   supervisor     the main thread: signals, the state, the end
 //!     mounted_volume   the volume, as its control socket has it
 //!       attachments    the volumes inside the mountpoint, and its clones
@@ -22,4 +23,5 @@ mod snapshots;
 pub mod stalls;
 pub mod store;
 pub mod supervisor;
+pub mod upgrade;
 pub mod volume_info;

@@ -99,7 +99,12 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         users::include_all_users()?;
     }
     match &cli.verb {
-        Verb::Mount(args) => return daemon::mount::run(args, cli.in_background),
+        Verb::Mount(args) => {
+            return match cli.taken_over {
+                Some(state) => daemon::upgrade::resume::run(args, state),
+                None => daemon::mount::run(args, cli.in_background),
+            };
+        }
         #[cfg(feature = "objects")]
         Verb::Format(args) => verbs::format::run(args)?,
         #[cfg(feature = "objects")]
@@ -137,6 +142,8 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Demo(args) => demo::run(args)?,
         Verb::Bench(args) => bench::run(args)?,
         Verb::Limit(args) => limit::run(args)?,
+        Verb::Upgrade(args) => verbs::upgrade::run(args)?,
+        Verb::CanTake(args) => daemon::upgrade::check::answer(args)?,
         Verb::KernelSide(args) => mount_agent::run(args.probe.as_deref())?,
         Verb::InstallHelpers(args) => mount_helpers::install(args)?,
         Verb::ManPages(args) => man_pages::run(args)?,

@@ -366,7 +366,7 @@ impl RuntimeDir {
     /// When the files cannot be made.
     pub fn register(&self, record: Record) -> Result<(Registration, UnixListener)> {
         self.prune();
-        let registration = Registration { dir: self.clone(), record };
+        let registration = Registration { dir: self.clone(), record, is_shared: false };
         // In this order: a record without a socket means that the process died.
         let listener = registration.listen().map_err(|error| {
             let path = self.path.join(socket(&registration.record.id));
@@ -380,6 +380,20 @@ impl RuntimeDir {
             Problem::failure(format!("cannot write the index in {}: {error}", self.path.shown()))
         })?;
         Ok((registration, listener))
+    }
+
+    /// The registration of a volume that the program before this one has registered.
+    ///
+    /// # Errors
+    /// When there is no record of it, or it is another process's.
+    pub(crate) fn resume(&self, id: &VolumeId) -> Result<Registration> {
+        let wrong =
+            |what: &str| Problem::failure(format!("{}: the record of volume {id} {what}", self.path.shown()));
+        let record = self.read_record(id).ok_or_else(|| wrong("is gone"))?;
+        if record.pid != std::process::id() || record.ended.is_some() {
+            return Err(wrong("is not this process's"));
+        }
+        Ok(Registration { dir: self.clone(), record, is_shared: true })
     }
 
     /// Removes the oldest records of ended mounts.
@@ -399,9 +413,16 @@ impl RuntimeDir {
 pub struct Registration {
     dir: RuntimeDir,
     record: Record,
+    /// The program before may take it back: its socket stays.
+    is_shared: bool,
 }
 
 impl Registration {
+    /// The program before does not take it back any more.
+    pub(crate) fn settle(&mut self) {
+        self.is_shared = false;
+    }
+
     /// Writes down how the mount ended.
     ///
     /// # Errors
@@ -460,7 +481,9 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let _already_gone = fs::remove_file(self.dir.path.join(socket(&self.record.id)));
+        if !self.is_shared {
+            let _already_gone = fs::remove_file(self.dir.path.join(socket(&self.record.id)));
+        }
     }
 }
 

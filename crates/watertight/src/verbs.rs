@@ -34,5 +34,6 @@ pub mod status;
 pub mod sync;
 pub mod top;
 pub mod umount;
+pub mod upgrade;
 pub mod wait;
 pub mod warm;

@@ -32,7 +32,37 @@ impl<E> Default for ErrSeq<E> {
     }
 }
 
+impl Cursor {
+    /// The number of the last error before it, for [`of_number`](Self::of_number).
+    #[must_use]
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
+    /// The cursor with this number.
+    #[must_use]
+    pub fn of_number(number: u64) -> Self {
+        Self(number)
+    }
+}
+
 impl<E: Copy> ErrSeq<E> {
+    /// The last error, its number, and whether an open file has reported it; none if there was
+    /// none.
+    #[must_use]
+    pub fn parts(&self) -> Option<(E, u64, bool)> {
+        let state = self.state.lock();
+        state.last.map(|last| (last, state.sequence, state.seen))
+    }
+
+    /// The errors of a file whose [`parts`](Self::parts) these are.
+    #[must_use]
+    pub fn of_parts(parts: Option<(E, u64, bool)>) -> Self {
+        let none = State { last: None, sequence: 0, seen: true };
+        let state = parts.map_or(none, |(last, sequence, seen)| State { last: Some(last), sequence, seen });
+        Self { state: Mutex::new(state) }
+    }
+
     /// Records an error.
     pub fn set(&self, error: E) {
         let mut state = self.state.lock();

@@ -5,9 +5,10 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
 use cgroups::unescaped;
+use serde::{Deserialize, Serialize};
 
 /// One mount of this process' namespace.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountInfo {
     /// The mount's number; it may be used again after the mount is gone.
     pub id: u64,

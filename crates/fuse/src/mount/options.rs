@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use rustix::mount::MountFlags;
+use serde::{Deserialize, Serialize};
 
 use super::enable_uring::Uring;
 
@@ -81,4 +82,26 @@ pub enum MountKind {
         /// Why it is not `fuseblk`.
         reason: String,
     },
+}
+
+/// What a mount is to its process, written down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountHandover {
+    /// Where.
+    pub mountpoint: PathBuf,
+    /// The device below it, if it is of type `fuseblk`.
+    pub loop_device: Option<PathBuf>,
+    /// Why it is plain `fuse`, if it is.
+    pub reason: Option<String>,
+    /// `fusermount3` made it.
+    pub by_fusermount: bool,
+}
+
+impl MountHandover {
+    pub(crate) fn kind(&self) -> MountKind {
+        match &self.loop_device {
+            Some(device) => MountKind::FuseBlk { loop_device: device.clone() },
+            None => MountKind::Fuse { reason: self.reason.clone().unwrap_or_default() },
+        }
+    }
 }

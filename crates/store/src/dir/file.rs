@@ -33,6 +33,24 @@ impl DirFile {
         file
     }
 
+    /// The data of an object of the program before this one.
+    pub(crate) fn resumed(
+        store: &Arc<Inner>,
+        node: &Arc<DirNode>,
+        fd: Arc<OwnedFd>,
+        can_read: bool,
+        can_write: bool,
+    ) -> Arc<Self> {
+        let file = Self::make(store, node, fd, can_read, can_write);
+        *node.data.lock() = Arc::downgrade(&file);
+        file
+    }
+
+    /// Whether it can be read and written.
+    pub(crate) fn access(&self) -> (bool, bool) {
+        (self.can_read, self.can_write)
+    }
+
     fn make(
         store: &Arc<Inner>,
         node: &Arc<DirNode>,

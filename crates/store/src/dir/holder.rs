@@ -20,26 +20,39 @@ use crate::{Error, ErrorKind, Result};
 /// does a child of this process that has not executed its program yet: the lock would last until
 /// that closes it.
 #[derive(Debug)]
-pub(crate) struct Exclusive(Arc<OwnedFd>);
+pub(crate) struct Exclusive {
+    fd: Arc<OwnedFd>,
+    /// Another program of this process may have the lock by a descriptor of its own: it is not
+    /// released.
+    is_shared: bool,
+}
 
 impl Exclusive {
     /// The directory's descriptor.
     pub(crate) fn descriptor(&self) -> Arc<OwnedFd> {
-        Arc::clone(&self.0)
+        Arc::clone(&self.fd)
+    }
+
+    /// The program before may take the lock back, or may not any more.
+    pub(crate) fn set_shared(&mut self, is_shared: bool) {
+        self.is_shared = is_shared;
     }
 }
 
 impl AsFd for Exclusive {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
 impl Drop for Exclusive {
     fn drop(&mut self) {
+        if self.is_shared {
+            return;
+        }
         // It can only fail where the kernel has no memory; closing the descriptor releases the lock
         // then.
-        let _given_back = rustix::io::retry_on_intr(|| rustix::fs::flock(&*self.0, FlockOperation::Unlock));
+        let _given_back = rustix::io::retry_on_intr(|| rustix::fs::flock(&*self.fd, FlockOperation::Unlock));
     }
 }
 
@@ -47,7 +60,7 @@ impl Drop for Exclusive {
 pub(crate) fn lock(fd: OwnedFd, path: &Path) -> Result<Exclusive> {
     let op = "open store";
     match rustix::io::retry_on_intr(|| rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)) {
-        Ok(()) => Ok(Exclusive(Arc::new(fd))),
+        Ok(()) => Ok(Exclusive { fd: Arc::new(fd), is_shared: false }),
         Err(Errno::AGAIN) => {
             let holder = holder(&fd).unwrap_or_else(|| "a process that cannot be seen from here".to_owned());
             Err(Error::with(ErrorKind::Busy, op, format!("{} is in use by {holder}", path.display())))

@@ -10,7 +10,7 @@
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::SeekFrom;
@@ -55,6 +55,10 @@ impl DirDir {
 }
 
 impl Dir for DirDir {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
+    }
+
     fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
         let op = "list";
         let mut position = self.position.lock();

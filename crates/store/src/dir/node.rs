@@ -61,6 +61,24 @@ impl DirNode {
         }
     }
 
+    /// An object of the program before this one.
+    pub(crate) fn resumed(
+        id: ObjectId,
+        ino: u64,
+        kind: FileType,
+        generation: OnceLock<u32>,
+        path: PathFd,
+        paths: Arc<Paths>,
+    ) -> Self {
+        paths.count_opened();
+        if path.fd.is_none() {
+            paths.count_evicted();
+        }
+        let (path, data) = (Mutex::new(path), Mutex::new(Weak::new()));
+        let (sync, syncing) = Default::default();
+        Self { id, ino, kind, generation, path, data, sync, syncing, paths }
+    }
+
     /// Whether its data or entries can be opened for syncing.
     pub(crate) fn can_be_opened(&self) -> bool {
         matches!(self.kind, FileType::Regular | FileType::Directory)

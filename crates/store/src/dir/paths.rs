@@ -63,6 +63,15 @@ impl PathFd {
     pub(crate) fn new(fd: Arc<OwnedFd>) -> Self {
         Self { fd: Some(fd), handle: None, is_used: true }
     }
+
+    /// Without the descriptor.
+    pub(crate) fn evicted(handle: Handle) -> Self {
+        Self { fd: None, handle: Some(handle), is_used: false }
+    }
+
+    pub(crate) fn handle(&self) -> Option<&Handle> {
+        self.handle.as_ref()
+    }
 }
 
 /// The counts, and the means to reopen.
@@ -169,7 +178,8 @@ impl Paths {
         count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn count_evicted(&self) {
+    /// Counts that an object has lost its descriptor.
+    pub(crate) fn count_evicted(&self) {
         // ORDERING: Relaxed, see the module's head.
         self.evicted.fetch_add(1, Ordering::Relaxed);
         // ORDERING: Relaxed, as above.

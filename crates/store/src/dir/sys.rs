@@ -103,6 +103,16 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
+    /// The handle with these parts.
+    pub(crate) fn of_parts(kind: i32, bytes: &[u8]) -> Self {
+        Self { kind, bytes: bytes[..bytes.len().min(HANDLE_BYTES_MAX)].into() }
+    }
+
+    /// Its type and its bytes.
+    pub(crate) fn parts(&self) -> (i32, &[u8]) {
+        (self.kind, &self.bytes)
+    }
+
     /// Its 32 bits that differ most likely from any other's.
     pub(crate) fn digest(&self) -> u32 {
         digest(&self.bytes, self.kind.cast_unsigned())

@@ -278,6 +278,45 @@ impl Table {
         None
     }
 
+    /// The next counted id, the spent ids, and the objects with their references.
+    #[allow(clippy::type_complexity, reason = "the parts of a table")]
+    pub(crate) fn in_use(&self) -> (u64, Vec<(u64, u64)>, Vec<(Arc<DirNode>, u64)>) {
+        let (mut spent, mut objects) = (Vec::new(), Vec::new());
+        for shard in &self.shards {
+            let shard = shard.lock();
+            spent.extend(shard.spent.iter().map(|(id, refs)| (*id, *refs)));
+            objects.extend(shard.objects.values().map(|known| (Arc::clone(&known.node), known.refs)));
+        }
+        // ORDERING: Relaxed, no id is given out meanwhile.
+        (self.next.load(Ordering::Relaxed), spent, objects)
+    }
+
+    /// Goes on where another table has stopped.
+    pub(crate) fn resume(&self, next: u64, spent: &[(u64, u64)]) {
+        // ORDERING: Relaxed, no id was given out so far.
+        self.next.store(next.max(COUNTED_FROM / SHARDS as u64), Ordering::Relaxed);
+        for &(id, refs) in spent {
+            self.shard(ObjectId(id)).lock().spent.insert(id, refs);
+        }
+    }
+
+    /// Adds an object with its references; none if one with its id or its number is there.
+    pub(crate) fn restore(&self, node: DirNode, refs: u64) -> Option<Arc<DirNode>> {
+        let (id, ino) = (node.id, node.ino);
+        // One shard holds an object under both of its numbers.
+        if id == ObjectId::ROOT || id.0 % SHARDS as u64 != ino % SHARDS as u64 {
+            return None;
+        }
+        let node = Arc::new(node);
+        let mut shard = self.shard(id).lock();
+        if shard.ids.contains_key(&id.0) || shard.objects.contains_key(&ino) {
+            return None;
+        }
+        shard.ids.insert(id.0, ino);
+        shard.objects.insert(ino, Known { node: Arc::clone(&node), refs, pins: 0 });
+        Some(node)
+    }
+
     /// Objects known beside the root.
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|s| s.lock().objects.len()).sum()

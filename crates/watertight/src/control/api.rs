@@ -7,6 +7,7 @@ mod ended;
 mod snapshots;
 mod state;
 mod store_requests;
+mod upgrade;
 mod warm;
 
 use std::collections::BTreeMap;
@@ -27,6 +28,7 @@ pub use ended::{Ended, FILES_NAMED_MAX, FileError, Unwritten};
 pub use snapshots::{Snapshot, SnapshotsReply, SnapshotsRequest};
 pub use state::{State, UmountKind};
 pub use store_requests::{DiskCache, Journal, Latency, StoreRequestKind, StoreRequests, Unanswered};
+pub use upgrade::{UpgradeReply, UpgradeRequest, Upgrades};
 pub use warm::{WarmFailure, WarmPiece, WarmReply, WarmRequest};
 
 pub use crate::host::process::Process;
@@ -158,6 +160,9 @@ pub struct Status {
     /// The process's use of the host.
     #[serde(default)]
     pub process: Process,
+    /// The programs that have served it.
+    #[serde(default)]
+    pub upgrades: Upgrades,
 }
 
 /// One cgroup's part of a volume.

@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 use super::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, ErrorReply, LeaveReply,
     LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, SnapshotsReply, SnapshotsRequest, Status,
-    Synced, UmountReply, UmountRequest, WaitReply, WarmReply, WarmRequest,
+    Synced, UmountReply, UmountRequest, UpgradeReply, UpgradeRequest, WaitReply, WarmReply, WarmRequest,
 };
 use super::events::Event;
 use crate::control::volume_id::VolumeId;
@@ -287,6 +287,15 @@ impl Client {
     /// See [`CallError`].
     pub fn snapshots(&self, request: &SnapshotsRequest) -> Result<SnapshotsReply, CallError> {
         self.call(Method::POST, "/v1/snapshots", request, None)
+    }
+
+    /// Has another program take the process's place, and waits up to `limit` for the refusal:
+    /// [`CallError::Gone`] when the process has closed the connection.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn upgrade(&self, request: &UpgradeRequest, limit: Duration) -> Result<UpgradeReply, CallError> {
+        self.call(Method::POST, "/v1/upgrade", request, Some(limit))
     }
 
     /// Waits until the volume ended, at most for `timeout`.

@@ -37,7 +37,7 @@ pub enum MetricKind {
 type Figure = (&'static str, MetricKind, &'static str, fn(&Status) -> u64);
 
 /// The figures without labels of their own.
-const FIGURES: [Figure; 27] = {
+const FIGURES: [Figure; 29] = {
     use MetricKind::{Counter, Gauge};
     [
         ("read_only", Gauge, "1 where the volume is read-only.", |v| v.read_only.into()),
@@ -88,6 +88,13 @@ const FIGURES: [Figure; 27] = {
         ("serving_threads", Gauge, "Threads that serve requests or wait for them.", |v| {
             v.process.serving_threads
         }),
+        ("upgrades_total", Counter, "How often another program took the mount over.", |v| v.upgrades.count),
+        (
+            "upgrades_failed_total",
+            Counter,
+            "How often one could not, and the one before took it back.",
+            |v| v.upgrades.failed,
+        ),
         ("open_fds", Gauge, "Open descriptors of the mount process.", |v| v.process.open_fds),
         ("max_fds", Gauge, "Descriptors that the mount process may have open.", |v| v.process.max_fds),
         ("resident_memory_bytes", Gauge, "Memory that the mount process uses.", |v| v.process.resident_bytes),
@@ -193,6 +200,8 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
         "Time that unmounts waited for inodes that were changing their cgroup.",
     );
     page.samples(volumes, |v| Micros(v.drain_us));
+    page.family("upgrade_pause_seconds", Gauge, "How long requests waited for the last upgrade.");
+    page.samples(volumes, |v| Micros(v.upgrades.pause_us));
     for (name, kind, help, figure) in CGROUP_FIGURES {
         page.family(name, kind, help);
         for v in volumes {

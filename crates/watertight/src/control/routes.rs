@@ -54,6 +54,7 @@ enum Call {
     Leave,
     Snapshots,
     Warm,
+    Upgrade,
 }
 
 /// A call that the server takes.
@@ -71,7 +72,7 @@ const fn route(method: Method, path: &'static str, call: Call) -> Route {
 }
 
 /// All calls.
-pub static ROUTES: [Route; 18] = [
+pub static ROUTES: [Route; 19] = [
     route(Method::GET, "/healthz", Call::Health),
     route(Method::GET, "/metrics", Call::Metrics),
     route(Method::GET, "/v1/openapi.json", Call::OpenApi),
@@ -90,6 +91,7 @@ pub static ROUTES: [Route; 18] = [
     route(Method::POST, "/v1/leave", Call::Leave),
     route(Method::POST, "/v1/snapshots", Call::Snapshots),
     route(Method::POST, "/v1/warm", Call::Warm),
+    route(Method::POST, "/v1/upgrade", Call::Upgrade),
 ];
 
 pub(super) type Reply = Response<Either<Full<Bytes>, Stream>>;
@@ -165,6 +167,9 @@ pub(super) async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Resul
         }
         Call::Snapshots => {
             with_body(request, &peer, |_| CallKind::Snapshots, move |body| service.snapshots(body)).await
+        }
+        Call::Upgrade => {
+            with_body(request, &peer, |_| CallKind::Tree, move |body| service.upgrade(body)).await
         }
     })
 }

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use super::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, LeaveReply,
     LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, SnapshotsReply, SnapshotsRequest, Status,
-    Synced, UmountReply, UmountRequest, WarmReply, WarmRequest,
+    Synced, UmountReply, UmountRequest, UpgradeReply, UpgradeRequest, WarmReply, WarmRequest,
 };
 use super::volume_id::VolumeId;
 
@@ -91,6 +91,13 @@ pub trait Service: Send + Sync + 'static {
     /// Why not, in words.
     fn snapshots(&self, _request: SnapshotsRequest) -> Result<SnapshotsReply, String> {
         Err("its store keeps no snapshots".to_owned())
+    }
+    /// Has another program take the place of the process's. Returns if that is refused.
+    ///
+    /// # Errors
+    /// Why, in words.
+    fn upgrade(&self, _request: UpgradeRequest) -> Result<UpgradeReply, String> {
+        Err(NO_MOUNTPOINT.to_owned())
     }
     /// Receives how the volume ended, when it has.
     fn ended(&self) -> watch::Receiver<Option<Ended>>;

@@ -2,6 +2,7 @@
 
 use volume::DrainReport;
 
+use super::upgrade::upgrader::PreparedUpgrade;
 use crate::host::unmount::Outcome;
 use crate::term::problem::Result;
 
@@ -13,6 +14,8 @@ pub enum SupervisorEvent {
     /// The kernel has asked for the end, and the volume has ended; or the kernel has ended the
     /// connection. The mount is gone.
     SessionEnded,
+    /// Another program is to take the place of this one.
+    Upgrade(PreparedUpgrade),
     /// The unmounting that the supervisor asked for is over.
     Unmounted(Result<Outcome>),
     /// No path leads to the volume any more.

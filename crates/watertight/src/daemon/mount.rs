@@ -4,9 +4,10 @@
 //! the signals, open the store (which locks it for this process), start the volume, mount,
 //! register, serve.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use cgroups::Hierarchy;
@@ -21,10 +22,11 @@ use super::event::SupervisorEvent;
 use super::mounted_volume::MountedVolume;
 use super::store::{is_read_only, open_store, start_volume};
 use super::supervisor::{self, Supervisor};
+use super::upgrade::upgrader::Upgrader;
 use super::volume_info::VolumeInfo;
 use crate::cli::MountArgs;
 use crate::cli::opts::{self, MountOptions};
-use crate::control::api::now_ms;
+use crate::control::api::{Upgrades, now_ms};
 use crate::control::progress;
 use crate::control::server::Server;
 use crate::host::checks::{self, Source};
@@ -33,7 +35,7 @@ use crate::host::notify::notify;
 use crate::host::signals::{self, StartupPhase};
 use crate::host::{mount_agent, privileges, unmount, utab};
 use crate::registry::nested::check_alone;
-use crate::registry::{self, Record, RuntimeDir};
+use crate::registry::{self, Record, Registration, RuntimeDir};
 use crate::term::console::{Colour, console};
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::{Name, Show as _, exact, in_one_line};
@@ -72,6 +74,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         checks::apart(directory, &mountpoint)?;
     }
     let name = exact(&mountpoint);
+    let shown = mountpoint.clone();
     let step = tracing::info_span!("mount", volume = name, source = %source.spec).entered();
     let log = background::open_log(args.log_file.as_deref())?;
 
@@ -125,13 +128,18 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         }
     };
     let info = info(&options, &source, read_only, &session).inspect_err(|_| drop(volume.shutdown()))?;
+    let mount = session.mount().hand_over();
 
     let record = Record::new(info.id.clone(), info.source.clone(), &mountpoint, Device::of(&info.mount));
     let registered = runtime_dir.register(record);
     let (registration, listener) = registered.inspect_err(|_| drop(volume.shutdown()))?;
+    let upgrader = Upgrader::new(&listener, mount, Upgrades::default())
+        .map_err(|error| Problem::failure(format!("no descriptor for the control socket: {error}")))
+        .inspect_err(|_| drop(volume.shutdown()))?;
     let attachments = Attachments::new(session.tree(), session.view(), info.clone(), runtime_dir, tenants);
     let mounted =
-        Arc::new(MountedVolume::new(info, volume, attachments, sender.clone(), Arc::clone(&connection)));
+        MountedVolume::new(info, volume, attachments, sender.clone(), Arc::clone(&connection), upgrader);
+    let mounted = Arc::new(mounted);
     let owner = rustix::process::geteuid().as_raw();
     let started = Server::start(listener, owner, Arc::clone(&mounted) as Arc<_>)
         .map_err(|error| Problem::failure(format!("the control socket cannot be served: {error}")))
@@ -155,6 +163,26 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         tracing::error!("{problem}");
     }
     drop(step);
+    let (source, mountpoint) = (source.spec, shown);
+    supervise(Up { mounted, events, sender, registration, server, utab, source, mountpoint })
+}
+
+/// A mount that is served.
+#[derive(Debug)]
+pub(super) struct Up {
+    pub(super) mounted: Arc<MountedVolume>,
+    pub(super) events: Receiver<SupervisorEvent>,
+    pub(super) sender: Sender<SupervisorEvent>,
+    pub(super) registration: Registration,
+    pub(super) server: Server,
+    pub(super) utab: Option<utab::Entry>,
+    pub(super) source: String,
+    pub(super) mountpoint: PathBuf,
+}
+
+/// Sees a mount that is served to its end.
+pub(super) fn supervise(up: Up) -> Result<ExitCode> {
+    let Up { mounted, events, sender, registration, server, utab, source, mountpoint } = up;
     let _of_the_volume = mounted.volume.span().clone().entered();
     let mut supervisor = Supervisor::new(Arc::clone(&mounted), events, sender);
     let ended = supervisor.run();
@@ -165,7 +193,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         let stores = units::count(closing, "store that was given up", "stores that were given up");
         tracing::warn!(volume = %mountpoint.shown().exact(), "{stores}: files are still being closed; this process does not wait for that");
     }
-    supervisor::outcome(source.spec.shown(), &Name::of(&mountpoint), &ended).map(|()| ExitCode::SUCCESS)
+    supervisor::outcome(source.shown(), &Name::of(&mountpoint), &ended).map(|()| ExitCode::SUCCESS)
 }
 
 fn start_session(
@@ -200,9 +228,21 @@ fn start_session(
         }
         _ => Problem::failure(error.to_string()),
     })?;
+    let session_options = session_options(options, volume, connection, sender);
+    fuse::Session::new(Arc::clone(volume), mount, session_options)
+        .map_err(|error| Problem::failure(format!("cannot serve {}: {error}", mountpoint.shown())))
+}
+
+/// How the session of this volume behaves.
+pub(super) fn session_options(
+    options: &MountOptions,
+    volume: &Arc<Volume>,
+    connection: &Arc<AtomicConnectionState>,
+    sender: Sender<SupervisorEvent>,
+) -> fuse::SessionOptions {
     let defaults = fuse::SessionOptions::default();
     let (drained, state) = (Arc::clone(volume), Arc::clone(connection));
-    let session_options = fuse::SessionOptions {
+    fuse::SessionOptions {
         mode: options.mode,
         threads_max: options.threads.unwrap_or(defaults.threads_max),
         idle_sched: options.idle_sched,
@@ -215,9 +255,7 @@ fn start_session(
             let _supervisor_has_left = sender.send(SupervisorEvent::SessionEnded);
         }),
         ..defaults
-    };
-    fuse::Session::new(Arc::clone(volume), mount, session_options)
-        .map_err(|error| Problem::failure(format!("cannot serve {}: {error}", mountpoint.shown())))
+    }
 }
 
 fn info(
@@ -250,7 +288,7 @@ fn info(
 }
 
 /// Serves the kernel's requests on threads of their own until the connection ends.
-fn serve(
+pub(super) fn serve(
     session: fuse::Session,
     volume: String,
     connection: Arc<AtomicConnectionState>,

@@ -3,7 +3,7 @@
 //! # Access
 //! | field | protected by |
 //! |---|---|
-//! | `info`, `volume`, `attachments` | immutable |
+//! | `info`, `volume`, `attachments`, `upgrader` | immutable |
 //! | `ended` | tokio's watch channel; written once, by the supervisor |
 //! | `connection` | atomic, only grows (module `connection`) |
 
@@ -19,11 +19,14 @@ use super::connection::{AtomicConnectionState, ConnectionState};
 use super::event::SupervisorEvent;
 use super::figures::{emit_end, ended_with, limit, limits, micros, state_of, with_mount};
 use super::snapshots::snapshots;
+use super::upgrade::prepare;
+use super::upgrade::upgrader::{Handed, Upgrader};
 use super::volume_info::VolumeInfo;
 use crate::control::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, LeaveReply,
     LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Requests, SnapshotsReply, SnapshotsRequest,
-    State, Status, Synced, UmountKind, UmountReply, UmountRequest, WarmReply, WarmRequest,
+    State, Status, Synced, UmountKind, UmountReply, UmountRequest, UpgradeReply, UpgradeRequest, WarmReply,
+    WarmRequest,
 };
 use crate::control::service::Service;
 use crate::control::volume_id::VolumeId;
@@ -46,6 +49,8 @@ pub struct MountedVolume {
     pub volume: Arc<Volume>,
     /// The volumes that are attached to its mountpoint.
     pub attachments: Arc<Attachments>,
+    /// The means to hand it over to another program.
+    pub upgrader: Upgrader,
     events: Sender<SupervisorEvent>,
     ended: watch::Sender<Option<Ended>>,
     connection: Arc<AtomicConnectionState>,
@@ -60,8 +65,9 @@ impl MountedVolume {
         attachments: Arc<Attachments>,
         events: Sender<SupervisorEvent>,
         connection: Arc<AtomicConnectionState>,
+        upgrader: Upgrader,
     ) -> Self {
-        Self { info, volume, attachments, events, ended: watch::Sender::new(None), connection }
+        Self { info, volume, attachments, upgrader, events, ended: watch::Sender::new(None), connection }
     }
 
     /// Reports to all waiting clients how the volume ended.
@@ -89,6 +95,12 @@ impl MountedVolume {
     /// Whether nothing can be changed, which `mount -o remount` may have changed.
     fn is_read_only(&self) -> bool {
         self.mounts().first().map_or(self.info.read_only, |mount| mount.is_read_only)
+    }
+
+    /// What is handed over to another program.
+    pub(crate) fn handed(&self) -> Handed<'_> {
+        let Self { info, volume, attachments, upgrader, .. } = self;
+        Handed { info, volume, session: &attachments.session, upgrader }
     }
 
     /// The mount to ask the kernel about.
@@ -158,6 +170,7 @@ impl Service for MountedVolume {
             started_ms: info.started_ms,
             requests: self.requests(),
             process: process::figures(session.threads() as u64),
+            upgrades: self.upgrader.past(),
             drains: of_volume.drains + drains,
             drain_us: of_volume.drain_us + micros(drain_time),
             ..of_volume
@@ -188,7 +201,12 @@ impl Service for MountedVolume {
     }
 
     fn limit(&self, request: LimitRequest) -> Result<Limits, String> {
+        let _one_of_two = self.upgrader.changing();
         limit(&self.volume, &request)
+    }
+
+    fn upgrade(&self, request: UpgradeRequest) -> Result<UpgradeReply, String> {
+        prepare::request(self.handed(), &request, &self.events)
     }
 
     fn attach(&self, request: AttachRequest) -> Result<AttachReply, String> {

@@ -97,8 +97,16 @@ pub(crate) fn start_volume(
     store: Arc<dyn Store>,
     tenants: Arc<Tenants>,
 ) -> Result<Arc<Volume>> {
+    Volume::new(Arc::clone(&store), volume_options(name, options, tenants)).map_err(|error| {
+        store.close();
+        Problem::failure(format!("the volume cannot be started: {error}"))
+    })
+}
+
+/// The options of a volume with this name.
+pub(crate) fn volume_options(name: &str, options: &MountOptions, tenants: Arc<Tenants>) -> volume::Options {
     let defaults = volume::Options::default();
-    let volume_options = volume::Options {
+    volume::Options {
         name: name.to_owned(),
         cache_bytes_max: options.cache_bytes,
         flushers: options.flushers.unwrap_or(defaults.flushers),
@@ -110,9 +118,5 @@ pub(crate) fn start_volume(
         sync_policy: options.sync_policy,
         tenants,
         ..defaults
-    };
-    Volume::new(Arc::clone(&store), volume_options).map_err(|error| {
-        store.close();
-        Problem::failure(format!("the volume cannot be started: {error}"))
-    })
+    }
 }

@@ -17,6 +17,7 @@
 //! connection's end; the record says how it ended; clients that wait at the control socket get
 //! their answer; the process leaves.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread;
@@ -29,6 +30,8 @@ use super::event::SupervisorEvent;
 use super::figures::ended_with;
 use super::mounted_volume::MountedVolume;
 use super::stalls::Stalls;
+use super::upgrade::replace;
+use super::upgrade::upgrader::PreparedUpgrade;
 use crate::control::api::{Ended, State, Status};
 use crate::control::progress::{Progress, REDRAW, Rate};
 use crate::control::server::Server;
@@ -63,6 +66,8 @@ pub struct Supervisor {
     mounted: Arc<MountedVolume>,
     events: Receiver<SupervisorEvent>,
     sender: Sender<SupervisorEvent>,
+    /// Events that were received and are handled next.
+    put_back: VecDeque<SupervisorEvent>,
     signals: u32,
     draining: bool,
     detaching: bool,
@@ -94,6 +99,7 @@ impl Supervisor {
             mounted,
             events,
             sender,
+            put_back: VecDeque::new(),
             signals: 0,
             draining: false,
             detaching: false,
@@ -148,7 +154,10 @@ impl Supervisor {
         if left.is_zero() { often } else { often.min(left) }
     }
 
-    fn next(&self, timeout: Duration) -> Option<SupervisorEvent> {
+    fn next(&mut self, timeout: Duration) -> Option<SupervisorEvent> {
+        if let Some(event) = self.put_back.pop_front() {
+            return Some(event);
+        }
         // Never disconnected: a sender is here.
         self.events.recv_timeout(timeout).ok()
     }
@@ -160,6 +169,7 @@ impl Supervisor {
                 self.session_ended = true;
                 self.drain();
             }
+            SupervisorEvent::Upgrade(upgrade) => self.upgrade(upgrade),
             SupervisorEvent::Unmounted(result) => self.on_unmounted(result),
             SupervisorEvent::Detached => {
                 self.detaching = false;
@@ -169,6 +179,22 @@ impl Supervisor {
             SupervisorEvent::GiveUp(why) => return Some(self.give_up(&why)),
         }
         None
+    }
+
+    /// Has another program take this one's place. Goes on where that is refused.
+    fn upgrade(&mut self, upgrade: PreparedUpgrade) {
+        if self.signals > 0 || self.draining || self.detaching {
+            return upgrade.refuse("it is being unmounted".to_owned());
+        }
+        self.progress = None;
+        console().clear_status();
+        let mounted = Arc::clone(&self.mounted);
+        let why = replace::replace_program(mounted.handed(), &upgrade, || {
+            self.put_back.extend(self.events.try_iter());
+            self.put_back.is_empty()
+        });
+        tracing::warn!(volume = mounted.volume.name(), "not upgraded, and nothing has changed: {why}");
+        upgrade.refuse(why);
     }
 
     fn on_signal(&mut self, name: &str) -> Option<Ended> {

@@ -70,6 +70,8 @@ pub enum AgentRequest {
     Leave,
     /// Show a clone at another mountpoint.
     Show,
+    /// Make a request of the mount, whichever.
+    Wake,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -96,6 +98,7 @@ type AgentResult = std::result::Result<Outcome, String>;
 /// The process that waits for the kernel, as the mount process sees it.
 #[derive(Debug)]
 struct MountAgent {
+    pid: u32,
     /// With the last question's number.
     input: Mutex<(ChildStdin, u64)>,
     /// The waiting threads, by answer; none once that process has ended.
@@ -113,6 +116,23 @@ pub fn start() -> Result<()> {
     let failed = |error| Problem::failure(format!("cannot start the umount helper process: {error}"));
     *AGENT.lock() = Some(MountAgent::start().map_err(failed)?);
     Ok(())
+}
+
+/// The process, if it runs.
+pub(crate) fn pid() -> Option<u32> {
+    AGENT.lock().as_ref().map(|agent| agent.pid)
+}
+
+/// Waits, on a thread of its own, for the one that the program before has started: its pipe has
+/// closed.
+pub(crate) fn reap(pid: u32) {
+    let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else { return };
+    let wait = move || {
+        let _reaped = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+    };
+    if let Err(error) = thread::Builder::new().name("reap".to_owned()).spawn(wait) {
+        tracing::debug!(%error, "cannot start a thread that waits for a child");
+    }
 }
 
 /// Asks through that process, and waits for the answer.
@@ -182,7 +202,8 @@ impl MountAgent {
             .spawn()?;
         let input = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
         let waiting = Mutex::new(Some(HashMap::new()));
-        let agent = Arc::new(Self { input: Mutex::new((input, 0)), waiting });
+        let pid = child.id();
+        let agent = Arc::new(Self { pid, input: Mutex::new((input, 0)), waiting });
         let this = Arc::clone(&agent);
         thread::Builder::new().name("kernel-side".to_owned()).spawn(move || this.deliver_replies(child))?;
         Ok(agent)
@@ -264,10 +285,19 @@ fn execute(request: &RequestLine) -> Result<Outcome> {
         AgentRequest::Leave => return unmount::one_of_several(mount),
         AgentRequest::Show => show_clone(mount, request)?,
         AgentRequest::Flush => flush(mount)?,
+        AgentRequest::Wake => ask(mount)?,
         AgentRequest::Detach => unmount::detach(mount)?,
         AgentRequest::Force => unmount::force(mount)?,
     }
     Ok(Outcome::Gone)
+}
+
+/// Asks for the sizes of the mount's medium, which no cache of the kernel's knows. The path is not
+/// looked up in the mount.
+fn ask(mount: &Mount) -> Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let ask = || rustix::fs::fstatfs(open(&mount.mountpoint, flags, Mode::empty())?);
+    ask().map(drop).map_err(|error| Problem::failure(io::Error::from(error).to_string()))
 }
 
 fn show_clone(mount: &Mount, request: &RequestLine) -> Result<()> {

@@ -56,6 +56,13 @@ impl Entry {
         }
     }
 
+    /// The entry that the program before this one has added.
+    #[must_use]
+    pub(crate) fn resume(mount: &Mount) -> Option<Self> {
+        let target = escape(mount.mountpoint.as_os_str().as_bytes());
+        rustix::process::geteuid().is_root().then(|| Self { dir: DIR.into(), target })
+    }
+
     /// Replaces the table's entry for this path, and removes our entries of former mounts.
     fn change(&self, line: Option<&str>) -> io::Result<()> {
         let _lock = lock(&self.dir.join("utab.lock"))?;

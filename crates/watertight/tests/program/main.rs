@@ -51,6 +51,7 @@ mod tmux;
 mod top;
 mod unmounting;
 mod unprivileged;
+mod upgrade;
 mod verbs;
 #[cfg(not(feature = "objects"))]
 mod without_objects;

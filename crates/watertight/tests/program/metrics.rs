@@ -69,7 +69,11 @@ fn every_figure_of_status_is_a_metric_and_has_help_and_type() {
     let names = ["pid", "uid", "device", "openers"];
     numbers(
         &known,
-        &[&names[..], &["started_ms", "drain_us", "for_ms", "latency_us", "within_ms", "oldest_ms"]].concat(),
+        &[
+            &names[..],
+            &["started_ms", "drain_us", "pause_us", "for_ms", "latency_us", "within_ms", "oldest_ms"],
+        ]
+        .concat(),
         &mut figures,
     );
     assert!(figures.len() > 20, "{figures:?}");
@@ -86,6 +90,7 @@ fn every_figure_of_status_is_a_metric_and_has_help_and_type() {
         "{page}"
     );
     assert_eq!(value(&page, "stalled_seconds"), 0.141);
+    assert_eq!(value(&page, "upgrade_pause_seconds"), 0.000_175);
     assert_eq!(value(&page, "store_request_oldest_seconds"), 0.164);
     assert_eq!(value(&page, "store_unanswered_seconds"), 0.165);
     assert_eq!(value(&page, "store_request_duration_seconds_sum"), 0.000_155);

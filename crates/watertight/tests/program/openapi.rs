@@ -19,8 +19,8 @@ use volume::events::{Edge, Event, Events, Life, Limit, What};
 use watertight::control::api::{
     AttachReply, AttachRequest, CgroupLimits, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended,
     LeaveReply, LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Snapshot, SnapshotsReply,
-    SnapshotsRequest, State, Status, Synced, UmountKind, UmountReply, UmountRequest, Unwritten, WarmFailure,
-    WarmReply, WarmRequest,
+    SnapshotsRequest, State, Status, Synced, UmountKind, UmountReply, UmountRequest, Unwritten, UpgradeReply,
+    UpgradeRequest, WarmFailure, WarmReply, WarmRequest,
 };
 use watertight::control::routes::{OPENAPI, ROUTES};
 use watertight::control::server::Server;
@@ -189,6 +189,14 @@ impl Service for Full {
         }
     }
 
+    fn upgrade(&self, _request: UpgradeRequest) -> Result<UpgradeReply, String> {
+        match self.next() {
+            0 => Ok(UpgradeReply {}),
+            1 => Err("it is none of them".to_owned()),
+            _ => panic!("as it is meant to"),
+        }
+    }
+
     fn leave(&self, _request: LeaveRequest) -> Result<LeaveReply, String> {
         match self.next() {
             0 => Ok(LeaveReply { is_held: true, holders: held() }),
@@ -338,7 +346,9 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
     const WARM: (&str, &str) = ("POST /v1/warm", r#"{"pieces":[{"file":2,"offset":0,"len":1}]}"#);
     const LEAVE: (&str, &str) = ("POST /v1/leave", r#"{"mountpoint":"/b","how":"lazy"}"#);
     const SNAPSHOTS: (&str, &str) = ("POST /v1/snapshots", r#"{"action":"create","name":"a"}"#);
-    let rows: [&[(&str, &str)]; 16] = [
+    const UPGRADE: (&str, &str) =
+        ("POST /v1/upgrade", r#"{"program":"/b","timeout_ms":1000,"max_pause_ms":1000}"#);
+    let rows: [&[(&str, &str)]; 17] = [
         &[("GET /v1/volumes?after=0", ""), ("GET /v1/volumes?after=x.y", "")],
         &[
             ("GET /v1/limits", ""),
@@ -359,6 +369,7 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
         &[LEAVE, LEAVE, LEAVE, ("POST /v1/leave", "{}")],
         &[SNAPSHOTS, SNAPSHOTS, SNAPSHOTS, ("POST /v1/snapshots", "{}")],
         &[WARM, WARM, WARM, ("POST /v1/warm", "{}")],
+        &[UPGRADE, UPGRADE, UPGRADE, ("POST /v1/upgrade", "{}")],
     ];
     let dir = tempfile::tempdir().unwrap();
     for (n, row) in rows.into_iter().enumerate() {

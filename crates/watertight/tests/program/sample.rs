@@ -2,7 +2,7 @@
 
 use watertight::control::api::{
     Cgroup, CgroupLimits, CloneStatus, DiskCache, FileError, Journal, Latency, Process, Propagation,
-    Requests, Stalled, State, Status, StoreRequestKind, StoreRequests, Unanswered,
+    Requests, Stalled, State, Status, StoreRequestKind, StoreRequests, Unanswered, Upgrades,
 };
 use watertight::host::mountinfo::Device;
 
@@ -118,6 +118,13 @@ pub(crate) fn status() -> Status {
             open_fds: 127,
             max_fds: 128,
             resident_bytes: 129,
+        },
+        upgrades: Upgrades {
+            version: "1.2.3".into(),
+            count: 173,
+            failed: 174,
+            error: Some("it cannot".into()),
+            pause_us: 175,
         },
     }
 }

@@ -13,14 +13,14 @@ use crate::rig::{Daemon, LONG, Rig, eventually, run};
 
 /// A volume whose store is on a mount of `server`, which can be stopped. The server goes first at
 /// the end.
-struct Stalling {
-    rig: Rig,
-    server: Daemon,
+pub(crate) struct Stalling {
+    pub(crate) rig: Rig,
+    pub(crate) server: Daemon,
     _server_rig: Rig,
 }
 
 impl Stalling {
-    fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         let mut server_rig = Rig::mounting()?;
         let server = server_rig.mount("type=fuse,uring=off");
         let mut rig = Rig::new();

@@ -26,6 +26,10 @@
 //! P2: a thread that raises the bound of threads reads `idle` afterwards; the thread that takes
 //! the last reader away lowers `idle`, then reads the bound. All of it is SeqCst: one of them
 //! brings another reader.
+//!
+//! P3: a thread that goes to read raises `idle`, then reads `is_paused`; `pause` sets that, then
+//! reads `idle`. All of it is SeqCst: the thread parks, or is among those that get a request. A
+//! request that another thread reads in its place is not missed: the other one parks as well.
 
 use std::io;
 use std::sync::Arc;
@@ -79,6 +83,8 @@ pub(crate) struct ThreadPool {
     /// So many threads are at work that no volume is to take more than its part of them.
     is_crowded: AtomicBool,
     pub(super) threads_max: usize,
+    /// No thread is to read: set by [`ThreadPool::pause`], cleared by [`ThreadPool::resume`].
+    is_paused: AtomicBool,
     /// Threads beyond them: as many as hang now and are not counted, up to as many again.
     threads_more: AtomicUsize,
     state: Mutex<PoolState>,
@@ -99,6 +105,7 @@ impl ThreadPool {
             is_relaxed: AtomicBool::new(false),
             is_crowded: AtomicBool::new(false),
             threads_max: threads_max.max(THREADS_AT_FIRST),
+            is_paused: AtomicBool::new(false),
             threads_more: AtomicUsize::new(0),
             state: Mutex::default(),
             changed: Condvar::default(),
@@ -140,7 +147,8 @@ impl ThreadPool {
     /// Has another thread read, if there can be one.
     pub(crate) fn bring_another(&self, spawner: &impl Spawn) {
         let mut state = self.state.lock();
-        if state.ended.is_some() {
+        // ORDERING: SeqCst, P3: under the lock, under which `resume` looks whether one reads.
+        if state.ended.is_some() || self.is_paused.load(Ordering::SeqCst) {
             return;
         }
         if let Some(parker) = state.parked.pop() {
@@ -219,7 +227,12 @@ impl ThreadPool {
         if self.idle.load(Ordering::SeqCst) < self.idle_max() {
             // ORDERING: SeqCst, as in `on_request_taken`.
             self.idle.fetch_add(1, Ordering::SeqCst);
-            return true;
+            // ORDERING: SeqCst, P3: after it counts as one that reads.
+            if !self.is_paused.load(Ordering::SeqCst) || is_on("pause-unseen") {
+                return true;
+            }
+            // ORDERING: SeqCst, as in `on_request_taken`.
+            self.idle.fetch_sub(1, Ordering::SeqCst);
         }
         self.park(parker)
     }
@@ -230,13 +243,18 @@ impl ThreadPool {
             if state.ended.is_some() {
                 return false;
             }
+            // ORDERING: SeqCst, P3, under the lock.
+            let is_paused = self.is_paused.load(Ordering::SeqCst);
             // ORDERING: SeqCst, P1: after the lock.
-            if self.idle.load(Ordering::SeqCst) == 0 && !is_on("reader-rests-unchecked") {
+            if self.idle.load(Ordering::SeqCst) == 0 && !is_paused && !is_on("reader-rests-unchecked") {
                 self.idle.fetch_add(1, Ordering::SeqCst);
                 return true;
             }
             state.parked.push(Arc::clone(parker));
             self.look_at_crowd(&state);
+            if is_paused {
+                self.changed.notify_all();
+            }
         }
         // A thread that was taken from the list is counted as reading already.
         parker.park(|| unlist(&mut self.state.lock().parked, parker)).is_some()
@@ -272,6 +290,44 @@ impl ThreadPool {
         let end = state.ended.clone().unwrap_or(ReadEnd::Failed(Errno::NOMEM));
         let (until, panicked) = (Instant::now() + grace, "a reading thread panicked outside a request");
         (end, wait_ended(state, &self.changed, |state| &mut state.threads, until, panicked))
+    }
+
+    /// Has every thread park, and waits for that until `until`: each that reads gets a request by
+    /// `wake`, which gets their number. Says whether all have parked.
+    pub(crate) fn pause(&self, until: Instant, wake: impl FnOnce(usize)) -> bool {
+        // ORDERING: SeqCst, P3: before the read of `idle`.
+        self.is_paused.store(true, Ordering::SeqCst);
+        // ORDERING: SeqCst, P3.
+        wake(self.idle.load(Ordering::SeqCst));
+        let mut state = self.state.lock();
+        let is_still = |state: &PoolState| state.threads.len() == state.parked.len();
+        while state.ended.is_none() && !is_still(&state) {
+            if self.changed.wait_until(&mut state, until) {
+                break;
+            }
+        }
+        state.ended.is_none() && is_still(&state)
+    }
+
+    /// Has threads read again.
+    pub(crate) fn resume(&self, spawner: &impl Spawn) {
+        // ORDERING: SeqCst, P3.
+        self.is_paused.store(false, Ordering::SeqCst);
+        // ORDERING: SeqCst, as in `on_request_taken`.
+        if self.idle.load(Ordering::SeqCst) == 0 {
+            self.bring_another(spawner);
+        }
+    }
+
+    /// One thread more, which a test runs itself.
+    #[cfg(all(test, shuttle))]
+    pub(super) fn add_thread(&self) {
+        self.state.lock().threads.add(std::thread::spawn(|| ()));
+    }
+
+    /// Whether reading has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.state.lock().ended.is_some()
     }
 
     /// How many threads there are.

@@ -1,0 +1,121 @@
+//! A session that goes on in the next program of its process.
+//!
+//! Purpose: [`SessionView::pause`] lets the requests that threads have in hand come to their ends
+//! and has no thread read others: these wait in the kernel, and their callers with them. Then the
+//! connection's descriptor and what was agreed in INIT, which the kernel does not say again, are all
+//! that the next program needs ([`Session::take_over`](crate::Session::take_over)): no request is
+//! known to this process only.
+//!
+//! A thread that waits in read(2) is woken by a request, which it answers before it parks. Another
+//! process makes as many as there are such threads: one of this process would keep it from ending
+//! when it is killed. A request that is left over waits, as others do.
+//!
+//! Locks (POSIX, OFD, flock) and their waiters are the kernel's own (module `protocol::init`): they
+//! stay where they are.
+//!
+//! Not handed over: connections over io_uring, whose entries belong to this program's memory;
+//! mountpoints with other volumes attached or clones; those whose syncs this process reports to the
+//! kernel by a device of its own (kernels before 6.18).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use handover::Kept;
+
+use crate::connection::{Connection, Transport};
+use crate::handover::SessionHandover;
+use crate::session::SessionView;
+
+/// Why requests cannot be held back.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PauseError {
+    /// Of this kind of connection, never.
+    #[error("{0}")]
+    Unsupported(&'static str),
+    /// Requests did not come to their ends in time.
+    #[error("{requests} requests did not come to an end in time")]
+    Busy {
+        /// How many.
+        requests: usize,
+    },
+    /// The connection has ended, or is about to.
+    #[error("it is being unmounted")]
+    Ended,
+}
+
+/// No request is read until this is dropped.
+#[derive(Debug)]
+pub struct Paused(Arc<Connection>);
+
+impl SessionView {
+    /// Whether requests can be held back here at all.
+    ///
+    /// # Errors
+    /// [`PauseError::Unsupported`], in words for a person.
+    pub fn can_pause(&self) -> Result<(), PauseError> {
+        let connection = self.connection();
+        if *connection.transport.lock() == Transport::Uring {
+            return Err(PauseError::Unsupported(
+                "requests come over io_uring, which cannot be handed over; mount with -o uring=off",
+            ));
+        }
+        if !connection.tree.is_plain() {
+            return Err(PauseError::Unsupported(
+                "other volumes are, or were, attached inside it, or it was cloned; that cannot be handed over yet",
+            ));
+        }
+        if connection.page.is_some() {
+            return Err(PauseError::Unsupported(
+                "on this kernel its syncs are reported by a device of the process, which cannot be handed over",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Lets requests under way come to their ends, and reads no others; until `until`. `wake` gets
+    /// the number of threads that wait in read(2), and has another process make so many requests.
+    ///
+    /// # Errors
+    /// See [`PauseError`]; requests are read again then.
+    pub fn pause(&self, until: Instant, wake: impl FnOnce(usize)) -> Result<Paused, PauseError> {
+        self.can_pause()?;
+        let connection = self.connection();
+        // Dropped on each way out but the last: that is the end of the pause.
+        let paused = Paused(Arc::clone(connection));
+        let is_still = connection.pool.pause(until, wake);
+        if connection.has_ended() {
+            return Err(PauseError::Ended);
+        }
+        if !is_still {
+            return Err(PauseError::Busy { requests: connection.in_flight.in_hand().max(1) });
+        }
+        if !connection.tree.root().invalidations.is_idle() {
+            return Err(PauseError::Busy { requests: 1 });
+        }
+        // Something may have been attached meanwhile.
+        self.can_pause()?;
+        Ok(paused)
+    }
+}
+
+impl Paused {
+    /// Writes the session down.
+    ///
+    /// # Errors
+    /// When the process has no descriptor left.
+    pub fn hand_over(&self, kept: &mut Kept) -> std::io::Result<SessionHandover> {
+        let Connection { negotiated, mode, master, transport, .. } = &*self.0;
+        let reason = match &*transport.lock() {
+            Transport::Readers { reason } => reason.clone(),
+            Transport::Uring => String::new(),
+        };
+        Ok(SessionHandover::new(kept.copy(master.fd())?, negotiated, *mode, reason))
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        self.0.pool.resume(&self.0);
+    }
+}

@@ -1,0 +1,53 @@
+//! What a directory store leaves to the next program of its process.
+
+use std::os::fd::RawFd;
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::{FileType, ObjectId};
+
+/// A directory store, written down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirState {
+    /// The descriptor that has the lock.
+    pub(crate) lock: RawFd,
+    /// The next counted id.
+    pub(crate) next: u64,
+    /// Ids that no other object may get, with their references.
+    pub(crate) spent: Vec<(u64, u64)>,
+    pub(crate) objects: Vec<ObjectState>,
+}
+
+/// An object in use: id, inode number, kind, generation, references, how to reach it, open data.
+/// Written as a list, since there may be many.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ObjectState(
+    pub(crate) ObjectId,
+    pub(crate) u64,
+    pub(crate) FileType,
+    pub(crate) Option<u32>,
+    pub(crate) u64,
+    pub(crate) PathState,
+    pub(crate) Option<DataState>,
+);
+
+/// How to reach an object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum PathState {
+    /// By this descriptor.
+    Fd(RawFd),
+    /// By a handle: its type and its bytes.
+    Handle(i32, Vec<u8>),
+}
+
+/// Open data: the descriptor, whether it reads, whether it writes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DataState(pub(crate) RawFd, pub(crate) bool, pub(crate) bool);
+
+impl DirState {
+    /// How many objects it has.
+    #[must_use]
+    pub fn objects(&self) -> usize {
+        self.objects.len()
+    }
+}

@@ -1,0 +1,209 @@
+//! A volume that goes on in the next program of its process.
+//!
+//! The front end has no request under way, and sends none until the next program serves. Everything
+//! is written and durable ([`Volume::prepare_handover`]), so that the cache is empty and no list of
+//! the write-back has to be handed over. What is left is who knows what: the nodes with their
+//! look-ups, the open files and directories under their numbers, the errors that not every opening
+//! has reported yet, the limits.
+//!
+//! Not handed over: the cgroups of threads, what limits were owed, figures, events. Debts of limits
+//! are gone, so that a cgroup may once go beyond its limit by the burst of one second.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use ::handover::{Incoming, Kept};
+use serde::{Deserialize, Serialize};
+use store::{Access, DirState, ErrorKind, Store, Timestamp};
+use sync::Mutex;
+use writeback::{Cursor, ErrSeq};
+
+use crate::handles::{DirHandle, FileHandle};
+use crate::inode::Inode;
+use crate::{
+    CgroupPath, Error, HandleId, LimitChange, NodeId, OpenFlags, Options, Result, Volume, VolumeState,
+};
+
+/// A volume, written down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeHandover {
+    /// Its store.
+    pub store: DirState,
+    nodes: Vec<NodeState>,
+    files: Vec<FileState>,
+    dirs: Vec<DirHandleState>,
+    /// The numbers that the next open file and directory get.
+    next: (u64, u64),
+    /// Cgroups, and their limits as a [`LimitChange`].
+    limits: Vec<(String, String)>,
+}
+
+/// A node that the front end knows: its look-ups; what its users see of its ctime where the store
+/// has a later one; its last write-back error, with the error's number and whether an opening has
+/// reported it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct NodeState(NodeId, u64, Option<(Timestamp, Timestamp)>, Option<(ErrorKind, u64, bool)>);
+
+/// An open file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct FileState {
+    handle: u64,
+    node: NodeId,
+    flags: u32,
+    is_foreign_mapper: bool,
+    opener_pid: u32,
+    /// For which writes without a caller count.
+    cgroup: String,
+    /// Up to which write-back error it has reported them.
+    seen: u64,
+}
+
+/// An open directory with the descriptor of its opening.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct DirHandleState {
+    handle: u64,
+    node: NodeId,
+    opener_pid: u32,
+    fd: RawFd,
+}
+
+impl VolumeHandover {
+    /// How many nodes, open files and open directories it has.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize, usize) {
+        (self.nodes.len(), self.files.len(), self.dirs.len())
+    }
+}
+
+impl Volume {
+    /// Writes everything and makes it durable; to be called while requests are served, so that
+    /// little is left when they are not, and once more then.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub fn prepare_handover(&self) -> Result<()> {
+        self.sync_all()
+    }
+
+    /// Writes the volume down. No request may be under way.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with what keeps it from being handed over; the store's.
+    pub fn hand_over(&self, kept: &mut Kept) -> Result<VolumeHandover> {
+        let core = &self.core;
+        if self.lifecycle.state.lock().0 != VolumeState::Active {
+            return Err(Error::Invalid("it is being unmounted"));
+        }
+        if core.deferred_close.is_busy() {
+            return Err(Error::Invalid("files are still being closed"));
+        }
+        let mut nodes = Vec::new();
+        for inode in core.table.all() {
+            let state = inode.state();
+            if state.overlay.is_some() || state.cache.held() > 0 {
+                return Err(Error::Invalid("data was written that is not on the store"));
+            }
+            nodes.push(NodeState(inode.id, state.lookups, state.shown_ctime(), inode.errors.parts()));
+        }
+        let files = self.files.all().into_iter().map(|(handle, file)| FileState {
+            handle,
+            node: file.inode.id,
+            flags: file.flags.bits(),
+            is_foreign_mapper: file.is_foreign_mapper,
+            opener_pid: file.opener_pid,
+            cgroup: CgroupPath::from(&*file.opener.path()).to_string(),
+            seen: file.seen.lock().number(),
+        });
+        let files = files.collect();
+        let mut dirs = Vec::new();
+        for (handle, dir) in self.dirs.all() {
+            let fd = dir.dir.descriptor().ok_or(Error::Invalid("a directory of it cannot be handed over"))?;
+            let fd = kept.copy(fd).map_err(|_| Error::Invalid("the process has no descriptor left"))?;
+            dirs.push(DirHandleState { handle, node: dir.id, opener_pid: dir.opener_pid, fd });
+        }
+        let limits = self.limits().iter().map(|one| (one.cgroup.to_string(), one.as_change())).collect();
+        let next = (self.files.next_number(), self.dirs.next_number());
+        Ok(VolumeHandover { store: core.store.hand_over(kept)?, nodes, files, dirs, next, limits })
+    }
+
+    /// The volume that the program before has written down, over the store that was handed over.
+    ///
+    /// # Errors
+    /// When the state is not what it should be.
+    pub fn take_over(
+        store: Arc<dyn Store>,
+        options: Options,
+        state: &VolumeHandover,
+        incoming: &Incoming,
+    ) -> Result<Arc<Self>> {
+        let volume = Self::new(store, options)?;
+        let core = &volume.core;
+        for NodeState(id, lookups, shown_ctime, error) in &state.nodes {
+            let mut inode = Inode::new(*id, core);
+            inode.errors = ErrSeq::of_parts(*error);
+            inode.state().resume(*lookups, *shown_ctime);
+            if !core.table.restore(inode) {
+                return Err(Error::Invalid("the state has a node twice"));
+            }
+        }
+        let mut openers: HashMap<NodeId, bool> = HashMap::new();
+        for file in &state.files {
+            let flags = OpenFlags::from_bits_retain(file.flags);
+            *openers.entry(file.node).or_default() |=
+                flags.intersects(OpenFlags::WRITE | OpenFlags::TRUNCATE);
+        }
+        // Before the files that the store has kept open for this are closed.
+        for (id, writes) in openers {
+            let inode = volume.inode(id)?;
+            inode.file(if writes { Access::ReadWrite } else { Access::Read })?;
+        }
+        for file in &state.files {
+            volume.resume_file(file)?;
+        }
+        for dir in &state.dirs {
+            let fd = incoming.take(dir.fd).map_err(|_| Error::Invalid("a directory was not handed over"))?;
+            let opened = core.store.take_over_dir(dir.node, fd)?;
+            let handle = DirHandle { id: dir.node, dir: opened, opener_pid: dir.opener_pid };
+            volume.dirs.restore(HandleId(dir.handle), handle)?;
+        }
+        volume.files.resume_at(state.next.0);
+        volume.dirs.resume_at(state.next.1);
+        let open: HashSet<NodeId> = state.files.iter().map(|file| file.node).collect();
+        for NodeState(id, lookups, ..) in &state.nodes {
+            // It was only kept until a flusher had looked at it.
+            if *lookups == 0
+                && !open.contains(id)
+                && let Some(inode) = core.table.get(*id)
+            {
+                core.drop_unused(&inode);
+            }
+        }
+        for (cgroup, change) in &state.limits {
+            let change: LimitChange =
+                change.parse().map_err(|_| Error::Invalid("the state has a bad limit"))?;
+            volume.limit(&cgroup.parse().map_err(|_| Error::Invalid("the state has a bad cgroup"))?, &change);
+        }
+        Ok(volume)
+    }
+
+    fn resume_file(&self, file: &FileState) -> Result<()> {
+        let inode = self.inode(file.node)?;
+        {
+            let mut state = inode.state();
+            state.opens += 1;
+            state.foreign_mappers += u64::from(file.is_foreign_mapper);
+        }
+        let flags = OpenFlags::from_bits_retain(file.flags);
+        let cgroup = file.cgroup.parse().map_err(|_| Error::Invalid("the state has a bad cgroup"))?;
+        let handle = FileHandle {
+            flags,
+            is_foreign_mapper: file.is_foreign_mapper,
+            opener_pid: file.opener_pid,
+            opener: self.core.options.tenants.cgroup_at(&cgroup),
+            seen: Mutex::new(Cursor::of_number(file.seen)),
+            inode,
+        };
+        self.files.restore(HandleId(file.handle), handle)
+    }
+}

@@ -1,0 +1,89 @@
+//! The steps of an upgrade while requests are served: see the module [above](super).
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use sync::atomic::{AtomicBool, Ordering};
+
+use super::check;
+use super::upgrader::{Handed, PreparedUpgrade};
+use crate::control::api::{UpgradeReply, UpgradeRequest};
+use crate::daemon::event::SupervisorEvent;
+use crate::host::spawn_for_result;
+use crate::term::units;
+
+/// The longest times that a caller may ask for.
+const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// Takes the request of one caller at a time.
+struct OneAtATime<'a>(&'a AtomicBool);
+
+impl Drop for OneAtATime<'_> {
+    fn drop(&mut self) {
+        // ORDERING: Release, with the Acquire in `request`.
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// Serves `POST /v1/upgrade`: returns if it is refused.
+///
+/// # Errors
+/// Why, in words.
+pub(crate) fn request(
+    mounted: Handed<'_>,
+    request: &UpgradeRequest,
+    supervisor: &Sender<SupervisorEvent>,
+) -> Result<UpgradeReply, String> {
+    let upgrader = mounted.upgrader;
+    // ORDERING: Acquire, with the Release of the one before.
+    if upgrader.is_running.swap(true, Ordering::Acquire) {
+        return Err("another upgrade of it goes on".to_owned());
+    }
+    let _one = OneAtATime(&upgrader.is_running);
+    let timeout = Duration::from_millis(request.timeout_ms).min(TIMEOUT_MAX);
+    let max_pause = Duration::from_millis(request.max_pause_ms).min(PAUSE_MAX);
+    let until = Instant::now() + timeout;
+    can_be_handed_over(mounted)?;
+    let program = check::open(Path::new(&request.program))?;
+    // A child that is started while the store does not answer never begins: it has copies of the
+    // store's files, whose closing asks the store.
+    make_durable(mounted, until)?;
+    check::ask(&program, &upgrader.arguments)?;
+    let (refused, why) = std::sync::mpsc::channel();
+    supervisor
+        .send(SupervisorEvent::Upgrade(PreparedUpgrade { program, max_pause, refused }))
+        .map_err(|_| "it has ended already".to_owned())?;
+    Err(why.recv().unwrap_or_else(|_| "it is being unmounted".to_owned()))
+}
+
+pub(super) fn can_be_handed_over(mounted: Handed<'_>) -> Result<(), String> {
+    let source = &mounted.info.source;
+    if !source.starts_with("dir:") {
+        return Err(format!(
+            "only volumes in directories can be handed over to another program yet, and its store is {source}"
+        ));
+    }
+    if !mounted.info.mount.is_present() {
+        return Err("its mount was taken away, or moved to another namespace".to_owned());
+    }
+    mounted.session.can_pause().map_err(|error| error.to_string())
+}
+
+/// Makes everything durable, as long as it does not take longer.
+pub(super) fn make_durable(mounted: Handed<'_>, until: Instant) -> Result<(), String> {
+    let volume = Arc::clone(mounted.volume);
+    let done = spawn_for_result("upgrade-sync", move || volume.prepare_handover())
+        .map_err(|error| format!("cannot start a thread: {error}"))?;
+    let left = until.saturating_duration_since(Instant::now());
+    match done.recv_timeout(left) {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(format!("its dirty data cannot be written: {error}")),
+        Err(_) => Err(format!(
+            "its dirty data could not be written in time: {} are left",
+            units::bytes(mounted.volume.status().dirty_bytes)
+        )),
+    }
+}

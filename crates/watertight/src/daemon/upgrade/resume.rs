@@ -1,0 +1,222 @@
+//! The mount in the hands of the next program.
+//!
+//! Everything that can fail comes before the mount and its session are made, which would take the
+//! mount away where they are dropped. If it fails, the program before, whose file is still open, is
+//! executed again, with the state unchanged and the reason in a memory file. If that one fails as
+//! well, or a program crashes, the mount ends with the process.
+
+use std::fs::File;
+use std::io::{Read as _, Seek as _, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use cgroups::Hierarchy;
+use handover::Incoming;
+use store::{DirOptions, DirStore};
+use volume::{Tenants, Volume};
+
+use super::state::{State, now_ns};
+use super::upgrader::{Upgrader, with_state};
+use crate::cli::MountArgs;
+use crate::cli::opts::{self, MountOptions};
+use crate::control::api::Upgrades;
+use crate::control::server::Server;
+use crate::daemon::attachments::Attachments;
+use crate::daemon::connection::AtomicConnectionState;
+use crate::daemon::event::SupervisorEvent;
+use crate::daemon::mount::{Up, serve, session_options, supervise};
+use crate::daemon::mounted_volume::MountedVolume;
+use crate::daemon::store::volume_options;
+use crate::daemon::volume_info::VolumeInfo;
+use crate::host::{mount_agent, privileges, signals, utab};
+use crate::registry::RuntimeDir;
+use crate::term::problem::{Problem, Result};
+use crate::term::shown::{exact, in_one_line};
+
+/// The most of a reason that is read.
+const REASON_BYTES: u64 = 4096;
+
+/// Takes over the state in this descriptor, and serves the mount until it is unmounted.
+///
+/// # Errors
+/// As those of a mount; and when there is no state.
+pub(crate) fn run(args: &MountArgs, number: i32) -> Result<ExitCode> {
+    // By a descriptor's number the kernel would call the process.
+    let _only_a_name = rustix::thread::set_name(c"watertight");
+    let none = |error: &dyn std::fmt::Display| Problem::failure(format!("--taken-over={number}: {error}"));
+    let mut incoming = Incoming::open(number).map_err(|error| none(&error))?;
+    let state = State::parse(incoming.content()).map_err(|error| none(&error))?;
+    incoming.list(&state.kept).map_err(|error| none(&error))?;
+    let reason = reason_of(&state, &incoming);
+    let options = match MountOptions::parse(&args.options) {
+        Ok(options) => options,
+        Err(problem) => return Err(fall_back(&state, &incoming, number, &reason, problem)),
+    };
+    match resume(&options, &state, &incoming, reason.as_deref()) {
+        Ok((mut up, directory)) => {
+            incoming.commit();
+            up.registration.settle();
+            directory.settle();
+            drop(directory);
+            if let Some(pid) = state.agent {
+                mount_agent::reap(pid);
+            }
+            mount_agent::start().unwrap_or_else(|problem| tracing::warn!("{problem}"));
+            let mounted = Arc::clone(&up.mounted);
+            let past = mounted.upgrader.past();
+            let pause_ms = past.pause_us / 1000;
+            let volume = mounted.volume.name();
+            match &past.error {
+                None => tracing::info!(
+                    volume,
+                    version = past.version.as_str(),
+                    pause_ms,
+                    "this program has taken over"
+                ),
+                Some(error) => {
+                    tracing::error!(
+                        volume,
+                        pause_ms,
+                        "the new program could not take over, this one goes on: {}",
+                        error.as_str()
+                    );
+                }
+            }
+            mount_agent::try_syncfs(&mounted.info.mount, || mounted.attachments.session.has_seen_syncfs());
+            supervise(up)
+        }
+        Err(problem) => Err(fall_back(&state, &incoming, number, &reason, problem)),
+    }
+}
+
+/// Why the program after the one that wrote the state could not take over: if there is a reason,
+/// this is the one that wrote it.
+fn reason_of(state: &State, incoming: &Incoming) -> Option<String> {
+    let mut file = File::from(incoming.take(state.reason).ok()?);
+    let mut text = String::new();
+    file.rewind().and_then(|()| file.take(REASON_BYTES).read_to_string(&mut text)).ok()?;
+    (!text.is_empty()).then_some(text)
+}
+
+/// Executes the program before. Returns if that failed, or this is it.
+fn fall_back(
+    state: &State,
+    incoming: &Incoming,
+    number: i32,
+    reason: &Option<String>,
+    problem: Problem,
+) -> Problem {
+    if reason.is_some() {
+        return problem;
+    }
+    let note = |text: &str| -> std::io::Result<OwnedFd> {
+        let mut file = File::from(incoming.take(state.reason)?);
+        file.rewind()?;
+        file.write_all(text.as_bytes())?;
+        incoming.take(state.program)
+    };
+    let arguments = with_state(&state.arguments(), number);
+    let error = match note(&in_one_line(&problem.to_string())) {
+        Ok(program) => handover::replace_program(program.as_fd(), &arguments, &incoming.numbers()),
+        Err(error) => error,
+    };
+    Problem::failure(format!("{problem}; and the program before cannot be executed again: {error}"))
+}
+
+fn resume(
+    options: &MountOptions,
+    state: &State,
+    incoming: &Incoming,
+    reason: Option<&str>,
+) -> Result<(Up, Arc<DirStore>)> {
+    let failed = |what: &str, error: &dyn std::fmt::Display| Problem::failure(format!("{what}: {error}"));
+    let tree = Hierarchy::find(&options.cgroup)
+        .map_err(|error| Problem::usage(in_one_line(&format!("option cgroup: {error}"))))?;
+    fuse::mount::will_serve();
+    let (sender, events) = channel();
+    let to_supervisor = sender.clone();
+    signals::watch(move |name| to_supervisor.send(SupervisorEvent::Signal(name)).is_ok())
+        .map_err(|error| failed("cannot handle signals", &error))?;
+    handover::unblock_signals();
+    let mountpoint = &state.mounted.mountpoint;
+    let name = exact(mountpoint);
+    let runtime_dir = RuntimeDir::own()?;
+    let registration = runtime_dir.resume(&state.id)?;
+    let listener = incoming.take(state.listener).map_err(|error| failed("the control socket", &error))?;
+    let listener = UnixListener::from(listener);
+
+    let store_failed = |error: store::Error| failed("the store", &error);
+    let (directory, files) = take_store(&state.source, options, state, incoming).map_err(store_failed)?;
+    privileges::respect_quotas();
+    let tenants = || tree.map_or_else(|| Ok(Arc::default()), Tenants::of);
+    let tenants = volume::span_of(&name).in_scope(tenants);
+    let tenants = tenants.map_err(|error| failed("the host's cgroups cannot be watched", &error))?;
+    let volume_options = volume_options(&name, options, Arc::clone(&tenants));
+    let volume = Volume::take_over(Arc::clone(&directory) as Arc<_>, volume_options, &state.volume, incoming)
+        .map_err(|error| failed("the volume", &error))?;
+    drop(files);
+
+    let upgrades = Upgrades {
+        count: state.upgrades + u64::from(reason.is_none()),
+        failed: state.failed + u64::from(reason.is_some()),
+        error: reason.map(|reason| reason.to_owned().into()),
+        pause_us: 0,
+        ..Upgrades::default()
+    };
+    let mut upgrader = Upgrader::new(&listener, state.mounted.clone(), upgrades)
+        .map_err(|error| failed("the control socket", &error))?;
+    let connection = Arc::new(AtomicConnectionState::default());
+    let mount = fuse::Mount::take_over(&state.mounted, state.session.device, state.mount.clone(), incoming)
+        .map_err(|error| failed("the connection to the kernel", &error))?;
+    let session_options = session_options(options, &volume, &connection, sender.clone());
+    let session = fuse::Session::take_over(Arc::clone(&volume), mount, &state.session, session_options)
+        .map_err(|error| failed("the connection to the kernel", &error))?;
+    let info = VolumeInfo {
+        id: state.id.clone(),
+        source: state.source.clone(),
+        mount: state.mount.clone(),
+        unique_id: state.unique_id,
+        type_reason: state.mounted.reason.clone(),
+        mode: opts::name_of(options.mode),
+        read_only: state.read_only,
+        started_ms: state.started_ms,
+        drain_timeout: options.drain_timeout,
+    };
+    upgrader.past.pause_us = now_ns().saturating_sub(state.paused_ns) / 1000;
+    let attachments = Attachments::new(session.tree(), session.view(), info.clone(), runtime_dir, tenants);
+    let mounted =
+        MountedVolume::new(info, volume, attachments, sender.clone(), Arc::clone(&connection), upgrader);
+    let mounted = Arc::new(mounted);
+    let owner = rustix::process::geteuid().as_raw();
+    let server = match Server::start(listener, owner, Arc::clone(&mounted) as Arc<_>) {
+        Ok(server) => server,
+        Err(error) => {
+            session.leave();
+            return Err(failed("the control socket cannot be served", &error));
+        }
+    };
+    serve(session, name, connection, sender.clone())?;
+    let utab = utab::Entry::resume(&mounted.info.mount);
+    let (source, mountpoint) = (state.source.clone(), mountpoint.clone());
+    Ok((Up { mounted, events, sender, registration, server, utab, source, mountpoint }, directory))
+}
+
+/// A store, and its open files, which are to be kept until the volume has them.
+type TakenStore = (Arc<DirStore>, Vec<Arc<dyn store::File>>);
+
+/// The store, in the directory that the state names.
+fn take_store(
+    spec: &str,
+    options: &MountOptions,
+    state: &State,
+    incoming: &Incoming,
+) -> store::Result<TakenStore> {
+    let path = spec.strip_prefix("dir:").unwrap_or(spec);
+    let no_atime = options.flags.iter().any(|flag| flag == "noatime");
+    let dir_options = DirOptions { no_atime, ..Default::default() };
+    DirStore::take_over(Path::new(path), dir_options, &state.volume.store, incoming)
+}

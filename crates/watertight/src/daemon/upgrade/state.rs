@@ -1,0 +1,110 @@
+//! The state that one program leaves to the next, and its format.
+//!
+//! One JSON object in a sealed memory file. `version` says which format it is. A program writes the
+//! newest that it knows, and reads that and the one before. Keys may be added within a version if
+//! their absence has a meaning; a key that is taken away or changes its meaning makes a new version.
+//! Which programs can follow is found out before anything is touched: see [`super::check`].
+
+use std::ffi::OsString;
+use std::os::fd::RawFd;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+
+use fuse::{MountHandover, SessionHandover};
+use serde::{Deserialize, Serialize};
+use volume::VolumeHandover;
+
+use crate::control::volume_id::VolumeId;
+use crate::host::mountinfo::Mount;
+
+/// The format that this program writes.
+pub(crate) const VERSION: u32 = 1;
+/// The formats that it reads.
+pub(crate) const READS: std::ops::RangeInclusive<u32> = 1..=VERSION;
+
+/// The state of a mount process.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct State {
+    pub(crate) version: u32,
+    /// All descriptors that it names, but its own.
+    pub(crate) kept: Vec<RawFd>,
+    /// The program that wrote it.
+    pub(crate) program: RawFd,
+    /// A memory file for the reason why the next program could not take over.
+    pub(crate) reason: RawFd,
+    /// The control socket, which listens.
+    pub(crate) listener: RawFd,
+    /// The arguments of the process, as bytes.
+    pub(crate) arguments: Vec<Vec<u8>>,
+    /// The umount helper process, which ends with this program.
+    pub(crate) agent: Option<u32>,
+    pub(crate) id: VolumeId,
+    pub(crate) source: String,
+    pub(crate) mount: Mount,
+    pub(crate) unique_id: Option<u64>,
+    pub(crate) read_only: bool,
+    pub(crate) started_ms: u64,
+    pub(crate) mounted: MountHandover,
+    pub(crate) session: SessionHandover,
+    pub(crate) volume: VolumeHandover,
+    /// When requests began to wait, by CLOCK_MONOTONIC, in nanoseconds.
+    pub(crate) paused_ns: u64,
+    pub(crate) upgrades: u64,
+    pub(crate) failed: u64,
+}
+
+#[derive(Deserialize)]
+struct OnlyVersion {
+    version: u32,
+}
+
+impl State {
+    /// The state in these bytes.
+    ///
+    /// # Errors
+    /// When it is of another format, or none.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let none =
+            |error: serde_json::Error| format!("the state of the program before cannot be read: {error}");
+        let OnlyVersion { version } = serde_json::from_slice(bytes).map_err(none)?;
+        if !READS.contains(&version) {
+            return Err(format!(
+                "the state of the program before has version {version}; this program reads {} to {}",
+                READS.start(),
+                READS.end()
+            ));
+        }
+        serde_json::from_slice(bytes).map_err(none)
+    }
+
+    /// The arguments of the process.
+    pub(crate) fn arguments(&self) -> Vec<OsString> {
+        self.arguments.iter().map(|bytes| OsString::from_vec(bytes.clone())).collect()
+    }
+}
+
+/// Arguments as a state has them.
+pub(crate) fn bytes_of(arguments: &[OsString]) -> Vec<Vec<u8>> {
+    arguments.iter().map(|argument| argument.as_bytes().to_vec()).collect()
+}
+
+/// CLOCK_MONOTONIC, which goes on when the program is replaced.
+pub(crate) fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let part = |number: i64| u64::try_from(number).unwrap_or(0);
+    part(now.tv_sec).saturating_mul(1_000_000_000).saturating_add(part(now.tv_nsec))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_of_another_version_is_named_and_not_read() {
+        let error = State::parse(br#"{"version":99,"what":"ever"}"#).unwrap_err();
+        assert!(error.contains("version 99") && error.contains("reads 1 to 1"), "{error}");
+        for bad in [&b""[..], b"{}", b"[1]", br#"{"version":1}"#, br#"{"version":-1}"#, b"\xff"] {
+            let error = State::parse(bad).unwrap_err();
+            assert!(error.contains("cannot be read"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What a mount process needs to hand its mount over, and an upgrade on its way.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use fuse::{MountHandover, SessionView};
+use sync::atomic::AtomicBool;
+use sync::{Mutex, MutexGuard};
+use volume::Volume;
+
+use crate::control::api::Upgrades;
+use crate::daemon::volume_info::VolumeInfo;
+
+/// The argument by which a program is told the descriptor of the state.
+pub(crate) const ARGUMENT: &str = "--taken-over=";
+
+/// The mount that is handed over.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Handed<'a> {
+    pub(crate) info: &'a VolumeInfo,
+    pub(crate) volume: &'a Arc<Volume>,
+    pub(crate) session: &'a SessionView,
+    pub(crate) upgrader: &'a Upgrader,
+}
+
+/// What a mount process needs to hand its mount over, and did so far.
+#[derive(Debug)]
+pub struct Upgrader {
+    pub(super) listener: OwnedFd,
+    pub(super) mounted: MountHandover,
+    /// The process's arguments, without those of a program that has taken over.
+    pub(super) arguments: Vec<OsString>,
+    pub(super) past: Upgrades,
+    pub(super) is_running: AtomicBool,
+    changes: Mutex<()>,
+}
+
+/// An upgrade that is ready for the supervisor.
+#[derive(Debug)]
+pub struct PreparedUpgrade {
+    pub(super) program: File,
+    pub(super) max_pause: Duration,
+    /// Gets the reason when it is refused.
+    pub(super) refused: Sender<String>,
+}
+
+impl PreparedUpgrade {
+    /// It does not come to it.
+    pub(crate) fn refuse(self, why: String) {
+        let _caller_has_left = self.refused.send(why);
+    }
+}
+
+/// This process's arguments.
+pub(crate) fn arguments() -> Vec<OsString> {
+    let is_ours = |argument: &OsString| argument.to_string_lossy().starts_with(ARGUMENT);
+    std::env::args_os().filter(|argument| !is_ours(argument)).collect()
+}
+
+impl Upgrader {
+    /// For a mount with this control socket.
+    ///
+    /// # Errors
+    /// When the process has no descriptor left.
+    pub fn new(listener: &UnixListener, mounted: MountHandover, past: Upgrades) -> std::io::Result<Self> {
+        let listener = listener.as_fd().try_clone_to_owned()?;
+        let (arguments, version) = (arguments(), env!("CARGO_PKG_VERSION").into());
+        let past = Upgrades { version, ..past };
+        let (is_running, changes) = (AtomicBool::new(false), Mutex::new(()));
+        Ok(Self { listener, mounted, arguments, past, is_running, changes })
+    }
+
+    /// The programs so far.
+    #[must_use]
+    pub fn past(&self) -> Upgrades {
+        self.past.clone()
+    }
+
+    /// To be held while something is changed that is handed over and no request changes.
+    pub(crate) fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock()
+    }
+}
+
+/// The arguments by which a program is told the state.
+pub(crate) fn with_state(arguments: &[OsString], state: i32) -> Vec<OsString> {
+    let mut arguments = arguments.to_vec();
+    let at = arguments.len().min(1);
+    arguments.insert(at, format!("{ARGUMENT}{state}").into());
+    arguments
+}
