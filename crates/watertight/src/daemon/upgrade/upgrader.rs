@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -58,7 +59,7 @@ impl PreparedUpgrade {
 
 /// This process's arguments.
 pub(crate) fn arguments() -> Vec<OsString> {
-    let is_ours = |argument: &OsString| argument.to_string_lossy().starts_with(ARGUMENT);
+    let is_ours = |argument: &OsString| argument.as_bytes().starts_with(ARGUMENT.as_bytes());
     std::env::args_os().filter(|argument| !is_ours(argument)).collect()
 }
 
