@@ -44,7 +44,7 @@ impl Incoming {
         }
         let copy = sys::copy(state)?;
         let seals = rustix::fs::fcntl_get_seals(&copy).map_err(|_| wrong("is no memory file"))?;
-        if !seals.contains(SealFlags::WRITE | SealFlags::SEAL) {
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL) {
             return Err(wrong("is not sealed"));
         }
         let mut file = File::from(copy);

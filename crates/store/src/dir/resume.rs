@@ -85,15 +85,15 @@ impl DirStore {
                     Ok::<_, Error>(fd)
                 }
             };
-            let path = match path {
-                PathState::Fd(number) => {
-                    let fd = take(*number)?;
-                    let stat = inner.stat_inside(fd.as_fd(), OP)?;
-                    if stat.stx_ino != *ino {
-                        return Err(Error::with(ErrorKind::Invalid, OP, "a descriptor is not its object's"));
-                    }
-                    PathFd::new(fd)
+            let mut take_of_object = |number: RawFd| {
+                let fd = take(number)?;
+                if inner.stat_inside(fd.as_fd(), OP)?.stx_ino == *ino {
+                    return Ok(fd);
                 }
+                Err(Error::with(ErrorKind::Invalid, OP, "a descriptor is not its object's"))
+            };
+            let path = match path {
+                PathState::Fd(number) => PathFd::new(take_of_object(*number)?),
                 PathState::Handle(kind, bytes) => PathFd::evicted(sys::Handle::of_parts(*kind, bytes)),
             };
             let generation = generation.map_or_else(OnceLock::new, OnceLock::from);
@@ -105,7 +105,7 @@ impl DirStore {
                 inner.table.queue(&node);
             }
             if let Some(DataState(fd, can_read, can_write)) = data {
-                files.push(DirFile::resumed(&inner, &node, take(*fd)?, *can_read, *can_write));
+                files.push(DirFile::resumed(&inner, &node, take_of_object(*fd)?, *can_read, *can_write));
             }
         }
         Ok((Arc::new(Self { inner }), files))

@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, Per
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 
 use crate::rig::{Daemon, Out, PROGRAM, Rig, copy_program, eventually, umount2};
@@ -70,7 +71,7 @@ fn what_was_open_is_open_still() {
     // A file that nobody could open again, one without a name, and one that never had one.
     let secret = rig.mnt.join("secret");
     let mut options = OpenOptions::new();
-    let mut secret = options.read(true).write(true).create_new(true).mode(0).open(secret).unwrap();
+    let mut secret = options.read(true).write(true).create_new(true).mode(0o0).open(secret).unwrap();
     secret.write_all(b"secret").unwrap();
     let mut gone = options.mode(0o644).open(rig.mnt.join("gone")).unwrap();
     gone.write_all(b"gone").unwrap();
@@ -208,8 +209,17 @@ fn a_program_that_cannot_take_over_is_refused_and_nothing_changes() {
     let not_executable = rig.root.join("not-executable");
     fs::copy("/bin/true", &not_executable).unwrap();
     fs::set_permissions(&not_executable, fs::Permissions::from_mode(0o600)).unwrap();
+    let writable = rig.root.join("writable");
+    copy_program(PROGRAM, &writable);
+    fs::set_permissions(&writable, fs::Permissions::from_mode(0o757)).unwrap();
+    let foreign = rig.root.join("foreign");
+    copy_program(PROGRAM, &foreign);
+    if std::os::unix::fs::chown(&foreign, Some(12345), None).is_ok() {
+        upgrade_by(&rig, &foreign).ends(1, "belongs to user 12345");
+    }
     for (program, why) in [
         (Path::new("/bin/true"), "cannot take over from this one"),
+        (&writable, "can be written by other users"),
         (&not_executable, "cannot be started"),
         (&rig.store, "is not a file"),
     ] {
@@ -233,7 +243,7 @@ fn a_program_that_cannot_take_over_is_refused_and_nothing_changes() {
     drop(file);
     rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
-    assert_eq!(rig.stored("file").unwrap(), b"...!");
+    assert_eq!(rig.stored("file").unwrap(), b"....!");
 }
 
 /// A program that is as this one, but does not find its descriptors in `/proc`: it fails in the
@@ -259,14 +269,15 @@ fn a_program_that_fails_while_it_takes_over_gives_the_mount_back() {
     let Some((rig, daemon)) = mounted("dirty_after=1h,") else { return };
     let failing = failing_program(&rig);
     let mut file = File::create(rig.mnt.join("file")).unwrap();
-    file.lock().unwrap();
+    flock(&file, FlockOperation::LockExclusive).unwrap();
     for n in 1..=3 {
         file.write_all(b".").unwrap();
         upgrade_by(&rig, &failing).ends(1, "the old one goes on");
         assert_eq!(counts(&rig), (0, n), "{}", daemon.stderr());
         let error = rig.volume()["upgrades"]["error"].as_str().unwrap().to_owned();
         assert!(error.contains("/proc is not mounted"), "{error}");
-        assert!(File::open(rig.mnt.join("file")).unwrap().try_lock().is_err(), "the lock is held");
+        let other = File::open(rig.mnt.join("file")).unwrap();
+        assert!(flock(&other, FlockOperation::NonBlockingLockExclusive).is_err(), "the lock is held");
     }
     // The store was never free for another.
     let source = format!("dir:{}", rig.store.display());

@@ -29,7 +29,9 @@
 //!
 //! P3: a thread that goes to read raises `idle`, then reads `is_paused`; `pause` sets that, then
 //! reads `idle`. All of it is SeqCst: the thread parks, or is among those that get a request. A
-//! request that another thread reads in its place is not missed: the other one parks as well.
+//! thread that brings another one reads `is_paused` and raises `idle` under the lock, under which
+//! `pause` does both. A request that another thread reads in its place is not missed: the other one
+//! parks as well.
 
 use std::io;
 use std::sync::Arc;
@@ -295,10 +297,15 @@ impl ThreadPool {
     /// Has every thread park, and waits for that until `until`: each that reads gets a request by
     /// `wake`, which gets their number. Says whether all have parked.
     pub(crate) fn pause(&self, until: Instant, wake: impl FnOnce(usize)) -> bool {
-        // ORDERING: SeqCst, P3: before the read of `idle`.
-        self.is_paused.store(true, Ordering::SeqCst);
-        // ORDERING: SeqCst, P3.
-        wake(self.idle.load(Ordering::SeqCst));
+        let readers = {
+            // A thread that `bring_another` has brought counts before the lock is free.
+            let _no_other_is_brought = self.state.lock();
+            // ORDERING: SeqCst, P3: before the read of `idle`.
+            self.is_paused.store(true, Ordering::SeqCst);
+            // ORDERING: SeqCst, P3.
+            self.idle.load(Ordering::SeqCst)
+        };
+        wake(readers);
         let mut state = self.state.lock();
         let is_still = |state: &PoolState| state.threads.len() == state.parked.len();
         while state.ended.is_none() && !is_still(&state) {

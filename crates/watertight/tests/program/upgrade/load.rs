@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
+use rustix::fs::{FlockOperation, flock};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::mount::{MountFlags, UnmountFlags};
 
@@ -106,7 +107,7 @@ impl Load {
         }
         let open = (0..OPEN_FILES).map(|n| opened(&dir, n)).collect();
         let locked = File::create(dir.join("locked")).unwrap();
-        locked.lock().unwrap();
+        flock(&locked, FlockOperation::LockExclusive).unwrap();
         let posix = File::create(dir.join("posix")).unwrap();
         rustix::fs::fcntl_lock(&posix, rustix::fs::FlockOperation::LockExclusive).unwrap();
         let mut unlinked =
@@ -160,7 +161,7 @@ impl Load {
             assert_eq!(text, content(n), "file {n}");
         }
         let other = File::open(self.dir.join("locked")).unwrap();
-        assert!(other.try_lock().is_err(), "the flock is held");
+        assert!(flock(&other, FlockOperation::NonBlockingLockExclusive).is_err(), "the flock is held");
         locked.write_all_at(b"locked", 0).unwrap();
         let inode = std::os::unix::fs::MetadataExt::ino(&posix.metadata().unwrap());
         let locks = fs::read_to_string("/proc/locks").unwrap();
@@ -299,11 +300,11 @@ fn waits_for_a_lock(dir: &Path) -> Box<dyn FnMut(u64) + Send> {
     File::create(&path).unwrap();
     Box::new(move |_| {
         let (first, second) = (File::open(&path).unwrap(), File::open(&path).unwrap());
-        first.lock().unwrap();
+        flock(&first, FlockOperation::LockExclusive).unwrap();
         let has_it = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&has_it);
         let waiting = thread::spawn(move || {
-            second.lock().unwrap();
+            flock(&second, FlockOperation::LockExclusive).unwrap();
             told.store(true, Ordering::SeqCst);
         });
         thread::sleep(std::time::Duration::from_millis(20));
