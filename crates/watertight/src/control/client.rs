@@ -22,6 +22,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
@@ -31,6 +32,7 @@ use super::api::{
     Synced, UmountReply, UmountRequest, UpgradeReply, UpgradeRequest, WaitReply, WarmReply, WarmRequest,
 };
 use super::events::Event;
+use super::registered;
 use crate::control::volume_id::VolumeId;
 use crate::host::open_dir::OpenDir;
 use crate::host::process;
@@ -44,6 +46,8 @@ const EVENT_BYTES_MAX: usize = 64 << 10;
 const QUICK: Duration = Duration::from_secs(10);
 /// How long after its requested time a process may answer.
 const ON_TIME: Duration = Duration::from_secs(2);
+/// How often a call is made again at most whose connection has closed, while its process goes on.
+const AGAIN: usize = 64;
 
 /// Why a call got no answer.
 #[derive(Debug, thiserror::Error)]
@@ -303,14 +307,34 @@ impl Client {
     /// # Errors
     /// See [`CallError`].
     pub fn wait(&self, timeout: Duration) -> Result<WaitReply, CallError> {
-        let path = format!("/v1/wait?timeout_ms={}", timeout.as_millis());
-        self.call(Method::GET, &path, &(), Some(timeout.saturating_add(ON_TIME)))
+        let begun = Instant::now();
+        let call = |timeout: Duration| {
+            let path = format!("/v1/wait?timeout_ms={}", timeout.as_millis());
+            self.call(Method::GET, &path, &(), Some(timeout.saturating_add(ON_TIME)))
+        };
+        let mut result = call(timeout);
+        for _ in 0..AGAIN {
+            if !self.is_taken_over(&result) {
+                break;
+            }
+            result = call(timeout.saturating_sub(begun.elapsed()));
+        }
+        result
     }
 
     /// Waits until the process is gone, at most for `timeout`; returns whether it is.
     #[must_use]
     pub fn wait_gone(&self, timeout: Duration) -> bool {
         process::ends_within(&self.process, timeout).unwrap_or(false)
+    }
+
+    /// As [`wait_gone`](Self::wait_gone), for a caller that does other things meanwhile.
+    pub(crate) async fn ends_within(&self, timeout: Duration) -> bool {
+        let process = self.process.try_clone();
+        match process.and_then(|process| registered(process, Interest::READABLE)) {
+            Ok(process) => tokio::time::timeout(timeout, process.readable()).await.is_ok(),
+            Err(_) => has_ended(&self.process),
+        }
     }
 
     /// Ends the process without asking it.
@@ -379,7 +403,7 @@ impl Client {
         let left = self.allowance.as_ref().map(|all| all.until.saturating_duration_since(Instant::now()));
         let limit = limit.into_iter().chain(left).min();
         let (ok, body) = runtime.block_on(async {
-            let exchange = self.exchange(request);
+            let exchange = self.exchange_again(request);
             match limit {
                 None => exchange.await,
                 Some(limit) => {
@@ -392,6 +416,26 @@ impl Client {
             return serde_json::from_slice(&body).map_err(other);
         }
         Err(refused(&body))
+    }
+
+    /// Asks again where the connection closes, and the call does the same when it is made twice.
+    async fn exchange_again(&self, request: Request<Full<Bytes>>) -> Result<(bool, Bytes), CallError> {
+        let (method, path) = (request.method(), request.uri().path());
+        let is_repeatable = method == Method::GET && path != "/v1/wait" || path == "/v1/sync";
+        let mut result = self.exchange(request.clone()).await;
+        for _ in 0..if is_repeatable { AGAIN } else { 0 } {
+            if !self.is_taken_over(&result) {
+                break;
+            }
+            result = self.exchange(request.clone()).await;
+        }
+        result
+    }
+
+    /// Whether the connection has closed, and the process goes on: a program that takes it over
+    /// closes all connections, and its socket listens still.
+    fn is_taken_over<T>(&self, result: &Result<T, CallError>) -> bool {
+        matches!(result, Err(CallError::Gone)) && !has_ended(&self.process)
     }
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(bool, Bytes), CallError> {

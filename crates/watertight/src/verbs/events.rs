@@ -48,6 +48,9 @@ const LOOKS_APART: Duration = Duration::from_millis(200);
 /// How long the line that is being printed may take after a signal.
 const LAST_LINE: Duration = Duration::from_millis(500);
 
+/// How long a process takes to be gone after its connections are.
+const DIES: Duration = Duration::from_secs(1);
+
 /// A message of a reader.
 enum Heard {
     Event(Event),
@@ -306,6 +309,9 @@ async fn read(
         Ok(()) | Err(CallError::Gone) => match volume.dir.read_record(&record.id).and_then(|now| now.ended) {
             Some(ended) if ended.state == State::Released => Ok(()),
             Some(ended) => Err(format!("{}, and its last events were not read", ended.state)),
+            None if !client.ends_within(DIES).await => {
+                Err("another program has taken it over, whose events begin anew: listen again".to_owned())
+            }
             None => Err(format!("its process {} died", record.pid)),
         },
         Err(error) => Err(format!("its events cannot be read: {error}")),
