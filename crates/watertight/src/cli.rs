@@ -380,8 +380,8 @@ const UPGRADE_HELP: &str = "Examples:\n  \
     milliseconds and what it takes to make the last writes durable; open files, locks, working directories, mapped files and running programs \
     on the volume go on.\n\n\
     What cannot be handed over is refused with a reason, and nothing is changed: volumes on object storage and in memory, mountpoints with \
-    attached volumes or clones, connections over io_uring, another program that cannot read this one's state (an older one, say), requests or \
-    writes that do not come to an end in time. If the new program fails while it takes over, the old one is started again and goes on.";
+    attached volumes or clones, connections over io_uring, another program that cannot read this one's state (an older one, say) or that \
+    others could have written, requests or writes that do not come to an end in time. If the new program fails while it takes over, the old one is started again and goes on.";
 
 /// `upgrade`.
 #[derive(Debug, Args)]
@@ -392,7 +392,7 @@ pub struct UpgradeArgs {
     /// All mounts of this user.
     #[arg(long)]
     pub all: bool,
-    /// The new program [this one].
+    /// The new program [this one]: root's, or the mount's user's, in a place where nobody else can write.
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
     /// How long dirty data may be written before, while requests are served.

@@ -6,7 +6,7 @@
 //!
 //! | step | requests | if it fails |
 //! |---|---|---|
-//! | can this mount be handed over | are served | refused |
+//! | can this mount be handed over, may that file be executed ([`program`]) | are served | refused |
 //! | dirty data is written and made durable | are served | refused |
 //! | can that program take it over ([`check`]) | are served | refused |
 //! | requests under way end, no others are read | wait in the kernel | refused, they are read again |
@@ -24,6 +24,7 @@
 
 pub(crate) mod check;
 pub(crate) mod prepare;
+pub(crate) mod program;
 pub(crate) mod replace;
 pub(crate) mod resume;
 pub(crate) mod state;

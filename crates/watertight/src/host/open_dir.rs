@@ -244,7 +244,7 @@ fn beneath(dir: &impl AsFd, name: &OsStr, flags: OFlags) -> rustix::io::Result<O
 
 /// The type of the file system that a descriptor leads to. Its server is not asked: fstatfs(2)
 /// would.
-fn fstype(fd: &OwnedFd) -> Option<String> {
+pub(crate) fn fstype(fd: &OwnedFd) -> Option<String> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
     let id: u64 = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()?;
     MountTable::read().iter().find(|mount| mount.id == id).map(|mount| mount.fstype.clone())

@@ -4,6 +4,7 @@ mod engines;
 #[cfg(feature = "objects")]
 mod objects;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,6 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::rig::{Daemon, Rig, eventually, is_mounted, no_copies};
+use crate::upgrade::next_program;
 
 /// The plugin, and what an engine would do.
 struct Plugin {
@@ -161,6 +163,38 @@ fn a_volume_is_made_mounted_written_unmounted_and_removed() {
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.end(), Some(0));
     assert!(!plugin.socket.exists());
+}
+
+/// The mount process of a volume is taken over by another program: the plugin and the containers
+/// that use the volume go on.
+#[test]
+fn a_mount_that_is_upgraded_is_the_plugins_still() {
+    let Some(mut plugin) = Plugin::new() else { return };
+    let daemon = plugin.start();
+    let store = plugin.rig.store.clone();
+    let options = json!({"Name": "data", "Opts": {"source": store, "o": "uring=off,dirty_after=1h"}});
+    plugin.ok("VolumeDriver.Create", &options);
+    let path = plugin.mount("data", "c1");
+    let mut file = fs::File::create(path.join("a")).unwrap();
+    file.write_all(b"before ").unwrap();
+    let process = plugin.mount_process(&path);
+    let program = next_program(&plugin.rig);
+    let upgrade = [OsStr::new("upgrade"), "--program".as_ref(), program.as_ref(), path.as_ref()];
+    plugin.rig.run(&upgrade).ok().says("requests waited");
+    file.write_all(b"after").unwrap();
+    drop(file);
+    assert_eq!(plugin.mount_process(&path), process);
+    assert_eq!(plugin.mount("data", "c2"), path);
+    let status = plugin.status("data");
+    assert_eq!((&status["uses"], &status["state"]), (&json!(2), &json!("active")), "{status}");
+    plugin.unmount("data", "c1").unwrap();
+    assert!(is_mounted(&path));
+    plugin.unmount("data", "c2").unwrap();
+    assert_eq!(plugin.rig.stored("a").unwrap(), b"before after");
+    assert!(!is_mounted(&path) && !path.exists());
+    plugin.rig.is_quiet();
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end(), Some(0));
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod naive_server;
 mod read_only;
 mod requests;
 mod snapshots;
+mod upgrade;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};

@@ -6,23 +6,41 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 
-use crate::rig::{Daemon, Out, PROGRAM, Rig, copy_program, eventually, umount2};
+use crate::rig::{Daemon, LONG, Out, PROGRAM, Rig, copy_program, eventually, run, skipped, umount2};
 use crate::stalled::Stalling;
 use load::Load;
 
 /// How often a mount is upgraded under load, unless `WATERTIGHT_UPGRADES` says otherwise.
 const UPGRADES: usize = 20;
 
-/// Upgrades by a program; over `/dev/fuse`, whatever the host's switch for io_uring says.
+/// A copy of the program that nobody else can write to, wherever the one under test lies.
+pub(crate) fn next_program(rig: &Rig) -> PathBuf {
+    let path = rig.root.join("next");
+    if !path.exists() {
+        copy_program(PROGRAM, &path);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    path
+}
+
+/// Upgrades the rig's mount, by `next_program`.
+fn upgrade(rig: &Rig, more: &[&str]) -> Out {
+    let program = next_program(rig);
+    rig.verb("upgrade", &[&["--program", program.to_str().unwrap()], more].concat())
+}
+
+/// Upgrades by a program.
 fn upgrade_by(rig: &Rig, program: &Path) -> Out {
     rig.verb("upgrade", &["--program", program.to_str().unwrap()])
 }
 
+/// Over `/dev/fuse`, whatever the host's switch for io_uring says.
 fn mounted(options: &str) -> Option<(Rig, Daemon)> {
     let mut rig = Rig::mounting()?;
     let daemon = rig.mount(&format!("{options}uring=off"));
@@ -48,7 +66,7 @@ fn programs_notice_a_pause_and_nothing_else() {
     let mut pauses = Vec::new();
     for n in 1..=upgrades {
         load.step();
-        rig.verb("upgrade", &["--max-pause", "60s"]).ok().says("requests waited");
+        upgrade(&rig, &["--max-pause", "60s"]).ok().says("requests waited");
         assert_eq!(counts(&rig), (n as u64, 0), "{}", daemon.stderr());
         pauses.push(pause_us(&rig));
         load.check();
@@ -67,7 +85,19 @@ fn programs_notice_a_pause_and_nothing_else() {
 
 #[test]
 fn what_was_open_is_open_still() {
-    let Some((rig, daemon)) = mounted("dirty_after=1h,") else { return };
+    for mode in ["write-through", "kernel-writeback"] {
+        let Some((rig, daemon)) = mounted(&format!("mode={mode},dirty_after=1h,")) else { return };
+        is_open_still(&rig);
+        assert_eq!(rig.volume()["mode"], mode);
+        rig.verb("umount", &[]).ok();
+        assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
+        assert_eq!(rig.stored("log").unwrap(), b"one\nmore\nmore\nmore\n");
+        assert_eq!(rig.stored("secret").unwrap(), b"secret+++");
+        assert!(rig.stored("gone").is_none());
+    }
+}
+
+fn is_open_still(rig: &Rig) {
     // A file that nobody could open again, one without a name, and one that never had one.
     let secret = rig.mnt.join("secret");
     let mut options = OpenOptions::new();
@@ -83,7 +113,7 @@ fn what_was_open_is_open_still() {
     let mut appended = OpenOptions::new().append(true).create(true).open(rig.mnt.join("log")).unwrap();
     appended.write_all(b"one\n").unwrap();
     for round in 0..3 {
-        rig.verb("upgrade", &[]).ok();
+        upgrade(rig, &[]).ok();
         for (file, text) in [(&mut secret, "secret"), (&mut gone, "gone"), (&mut tmp, "tmp")] {
             let mut read = String::new();
             file.seek(SeekFrom::Start(0)).unwrap();
@@ -104,12 +134,6 @@ fn what_was_open_is_open_still() {
     gone.read_to_end(&mut read).unwrap();
     assert_eq!(read, b"gone+++");
     assert_eq!(fs::metadata(rig.mnt.join("secret")).unwrap().permissions().mode() & 0o777, 0);
-    drop((secret, gone, tmp, appended, new));
-    rig.verb("umount", &[]).ok();
-    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
-    assert_eq!(rig.stored("log").unwrap(), b"one\nmore\nmore\nmore\n");
-    assert_eq!(rig.stored("secret").unwrap(), b"secret+++");
-    assert!(rig.stored("gone").is_none());
 }
 
 /// What the kernel gives back later is given back, and no more and no less: nodes that it still
@@ -126,8 +150,8 @@ fn look_ups_are_counted_on() {
         fs::hard_link(name, name.with_extension("2")).unwrap();
     }
     let ctimes: Vec<_> = names.iter().map(|name| fs::metadata(name).unwrap().ctime_nsec()).collect();
-    rig.verb("upgrade", &[]).ok();
-    rig.verb("upgrade", &[]).ok();
+    upgrade(&rig, &[]).ok();
+    upgrade(&rig, &[]).ok();
     assert!(nodes() >= 100, "{}", nodes());
     for (name, ctime) in names.iter().zip(ctimes) {
         assert_eq!(fs::read(name).unwrap(), b"x");
@@ -145,7 +169,7 @@ fn an_unmount_afterwards_tells_the_truth() {
     for how in ["umount2", "signal", "verb"] {
         let Some((rig, daemon)) = mounted("dirty_after=1h,") else { return };
         fs::write(rig.mnt.join("before"), "before").unwrap();
-        rig.verb("upgrade", &[]).ok();
+        upgrade(&rig, &[]).ok();
         fs::write(rig.mnt.join("after"), "after").unwrap();
         match how {
             "umount2" if rig.volume()["mount_type"] == "fuseblk" => {
@@ -175,7 +199,10 @@ fn a_mount_in_the_background_and_its_limits_go_on() {
     let limits = || rig.run(&["limit", "--show", "--json", mnt]).ok().stdout;
     let before = limits();
     assert!(before.contains("/a") && before.contains("/b"), "{before}");
-    rig.run(&["upgrade", "--all"]).ok().says("requests waited");
+    // The program that is called takes over.
+    let mut all = Command::new(next_program(&rig));
+    all.args(["upgrade", "--all"]).env("WATERTIGHT_RUNTIME_DIR", &rig.runtime).env_remove("RUST_LOG");
+    run(all).ok().says("requests waited");
     assert_eq!(limits(), before);
     // The process is called what it was, and can be found.
     let pid = rig.volume()["pid"].as_u64().unwrap();
@@ -196,10 +223,35 @@ fn a_mount_in_the_background_and_its_limits_go_on() {
     eventually("the old helper process is gone", || zombies() == 0);
     let few = descriptors();
     for _ in 0..3 {
-        rig.verb("upgrade", &[]).ok();
+        upgrade(&rig, &[]).ok();
     }
     eventually("nothing is left", || zombies() == 0 && descriptors() <= few + 2);
     rig.verb("umount", &[]).ok();
+}
+
+/// Calls of the control socket that wait for something wait on; who hears events is told that there
+/// is another program.
+#[test]
+fn calls_that_wait_go_on_and_listeners_are_told() {
+    let Some((rig, daemon)) = mounted("dirty_after=1h,") else { return };
+    let mnt = rig.mnt.to_str().unwrap();
+    let waiting = [&["wait", mnt][..], &["wait", "--timeout", "1h", mnt]];
+    let waiting = waiting.map(|arguments| Daemon::start(rig.command(arguments)));
+    let listening = Daemon::start(rig.command(&["events", mnt]));
+    let first = listening.line(LONG).unwrap_or_else(|| panic!("{}", listening.stderr()));
+    assert!(first.contains("mounted"), "{first}");
+    for n in 1..=3 {
+        fs::write(rig.mnt.join("file"), "file").unwrap();
+        upgrade(&rig, &[]).ok();
+        assert_eq!(counts(&rig), (n, 0), "{}", daemon.stderr());
+    }
+    listening.says("another program has taken it over");
+    assert_eq!(listening.end(), Some(1));
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
+    for waiting in waiting {
+        assert_eq!(waiting.end(), Some(0), "{}", waiting.stderr());
+    }
 }
 
 #[test]
@@ -210,16 +262,25 @@ fn a_program_that_cannot_take_over_is_refused_and_nothing_changes() {
     fs::copy("/bin/true", &not_executable).unwrap();
     fs::set_permissions(&not_executable, fs::Permissions::from_mode(0o600)).unwrap();
     let writable = rig.root.join("writable");
-    copy_program(PROGRAM, &writable);
+    copy_program("/bin/true", &writable);
     fs::set_permissions(&writable, fs::Permissions::from_mode(0o757)).unwrap();
     let foreign = rig.root.join("foreign");
-    copy_program(PROGRAM, &foreign);
+    copy_program("/bin/true", &foreign);
     if std::os::unix::fs::chown(&foreign, Some(12345), None).is_ok() {
         upgrade_by(&rig, &foreign).ends(1, "belongs to user 12345");
     }
+    let open = rig.root.join("open");
+    fs::create_dir(&open).unwrap();
+    copy_program("/bin/true", &open.join("program"));
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+    // It could not be read while requests wait.
+    let inside = rig.mnt.join("program");
+    copy_program("/bin/true", &inside);
     for (program, why) in [
         (Path::new("/bin/true"), "cannot take over from this one"),
         (&writable, "can be written by other users"),
+        (&open.join("program"), "which can be written by other users"),
+        (&inside, "is on a file system of type fuse"),
         (&not_executable, "cannot be started"),
         (&rig.store, "is not a file"),
     ] {
@@ -231,7 +292,7 @@ fn a_program_that_cannot_take_over_is_refused_and_nothing_changes() {
     let take = |version: &str, arguments: &[&str]| {
         let mut command = rig.command(&["can-take", version, "--"]);
         command.args(arguments);
-        crate::rig::run(command)
+        run(command)
     };
     take("1", &["watertight", "mount", "a", "b"]).ok().says("can take the state over");
     take("99", &["watertight", "mount", "a", "b"]).ends(1, "this one has version 99");
@@ -243,7 +304,7 @@ fn a_program_that_cannot_take_over_is_refused_and_nothing_changes() {
     drop(file);
     rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
-    assert_eq!(rig.stored("file").unwrap(), b"....!");
+    assert_eq!(rig.stored("file").unwrap(), b"......!");
 }
 
 /// A program that is as this one, but does not find its descriptors in `/proc`: it fails in the
@@ -285,7 +346,7 @@ fn a_program_that_fails_while_it_takes_over_gives_the_mount_back() {
     fs::create_dir(&other).unwrap();
     rig.run(&["mount", &source, other.to_str().unwrap()]).ends(1, "in use");
     // One that works afterwards works.
-    rig.verb("upgrade", &[]).ok();
+    upgrade(&rig, &[]).ok();
     assert_eq!(counts(&rig), (1, 3));
     file.write_all(b"!").unwrap();
     drop(file);
@@ -298,11 +359,11 @@ fn a_program_that_fails_while_it_takes_over_gives_the_mount_back() {
 fn what_cannot_be_handed_over_yet_is_refused_with_a_reason() {
     let Some(mut rig) = Rig::mounting() else { return };
     let daemon = rig.mount_faulty("statfs:nth=99:fail=EIO", "uring=off");
-    rig.verb("upgrade", &[]).ends(1, "only volumes in directories can be handed over");
+    upgrade(&rig, &[]).ends(1, "only volumes in directories can be handed over");
     rig.verb("umount", &[]).ok();
     daemon.end();
     let daemon = rig.mount_source("mem:", "uring=off");
-    rig.verb("upgrade", &[]).ends(1, "only volumes in directories can be handed over");
+    upgrade(&rig, &[]).ends(1, "only volumes in directories can be handed over");
     rig.verb("umount", &[]).ok();
     daemon.end();
     let daemon = rig.mount("uring=off");
@@ -310,15 +371,41 @@ fn what_cannot_be_handed_over_yet_is_refused_with_a_reason() {
     fs::create_dir(&inside).unwrap();
     fs::create_dir(&other).unwrap();
     rig.run(&["attach", other.to_str().unwrap(), inside.to_str().unwrap()]).ok();
-    rig.verb("upgrade", &[]).ends(1, "attached inside it");
+    upgrade(&rig, &[]).ends(1, "attached inside it");
     fs::write(inside.join("file"), "inside").unwrap();
     assert_eq!(counts_of_first(&rig), 0);
     rig.verb("umount", &[]).ok();
     daemon.end();
     assert_eq!(fs::read(other.join("file")).unwrap(), b"inside");
+    let daemon = rig.mount("uring=off");
+    let second = rig.root.join("second");
+    fs::create_dir(&second).unwrap();
+    rig.verb("clone", &[second.to_str().unwrap()]).ok();
+    upgrade(&rig, &[]).ends(1, "it was cloned");
+    fs::write(second.join("file"), "cloned").unwrap();
+    rig.run(&["umount", second.to_str().unwrap()]).ok();
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
+    assert_eq!(rig.stored("file").unwrap(), b"cloned");
     rig.run(&["upgrade", "/"]).ends(2, "is not a mounted Watertight volume");
     rig.run(&["upgrade"]).ends(2, "required");
     rig.run(&["upgrade", "--all"]).ok().says("no volume is mounted");
+}
+
+#[test]
+fn a_connection_over_io_uring_is_refused() {
+    if !Path::new("/sys/module/fuse/parameters/enable_uring").exists() {
+        return skipped("the kernel has no FUSE over io_uring");
+    }
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount("uring=on,dirty_after=1h");
+    fs::write(rig.mnt.join("file"), "file").unwrap();
+    upgrade(&rig, &[]).ends(1, "io_uring, which cannot be handed over; mount with -o uring=off");
+    assert_eq!(rig.stored("file").unwrap_or_default(), b"", "nothing was touched");
+    assert_eq!(counts(&rig), (0, 0));
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
+    assert_eq!(rig.stored("file").unwrap(), b"file");
 }
 
 fn counts_of_first(rig: &Rig) -> u64 {
@@ -340,12 +427,12 @@ fn what_does_not_come_to_an_end_in_time_has_it_refused() {
         it.rig.volume()["requests"]["by_kind"]["fsync"].as_u64().is_some_and(|n| n > 0)
     });
     let times = ["--timeout", "300ms", "--max-pause", "300ms"];
-    it.rig.verb("upgrade", &times).ends(1, "could not be written in time");
+    upgrade(&it.rig, &times).ends(1, "could not be written in time");
     it.server.signal(Signal::CONT);
     let mut file = syncing.join().unwrap().unwrap();
     assert_eq!(counts(&it.rig), (0, 0));
     file.write_all(b"2").unwrap();
-    it.rig.verb("upgrade", &["--max-pause", "60s"]).ok();
+    upgrade(&it.rig, &["--max-pause", "60s"]).ok();
     file.write_all(b"3").unwrap();
     drop(file);
     it.rig.verb("umount", &[]).ok();
@@ -364,12 +451,12 @@ fn a_request_that_lasts_has_it_refused() {
     eventually("the request is under way", || {
         it.rig.volume()["requests"]["by_kind"]["lookup"].as_u64().is_some_and(|n| n > 0)
     });
-    it.rig.verb("upgrade", &["--timeout", "300ms", "--max-pause", "300ms"]).ends(1, "did not come to an end");
+    upgrade(&it.rig, &["--timeout", "300ms", "--max-pause", "300ms"]).ends(1, "did not come to an end");
     it.server.signal(Signal::CONT);
     assert_eq!(looking.join().unwrap().unwrap_err(), std::io::ErrorKind::NotFound);
     fs::write(it.rig.mnt.join("other"), "other").unwrap();
     assert_eq!(counts(&it.rig), (0, 0));
-    it.rig.verb("upgrade", &["--max-pause", "60s"]).ok();
+    upgrade(&it.rig, &["--max-pause", "60s"]).ok();
     it.rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
     assert_eq!(it.rig.stored("other").unwrap(), b"other");

@@ -3,18 +3,13 @@
 //! The new program is asked, by its hidden verb `can-take`, before anything is touched: with the
 //! version of the state, and the arguments with which it would be started. It is asked as the very
 //! file that is executed later, by a descriptor: a package manager that replaces the file meanwhile
-//! changes nothing.
-//!
-//! The path is the caller's, who is root or the mount's owner. A file that a third user owns or may
-//! write to is not executed, whoever names it.
+//! changes nothing. Which files are executed at all: see [`super::program`].
 
 use std::ffi::OsString;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
@@ -27,7 +22,7 @@ use crate::cli::{CanTakeArgs, Cli, Verb};
 use crate::host::spawn_for_result;
 use crate::term::console::console;
 use crate::term::problem::{Problem, Result};
-use crate::term::shown::{Show as _, in_one_line};
+use crate::term::shown::in_one_line;
 
 /// How long the new program may take to answer.
 const ANSWER: Duration = Duration::from_secs(20);
@@ -35,51 +30,6 @@ const ANSWER: Duration = Duration::from_secs(20);
 const ANSWER_BYTES: u64 = 4096;
 /// What it has to say.
 const YES: &str = "watertight: this program can take the state over";
-
-/// Opens the program at this path.
-///
-/// # Errors
-/// When it is no file that could be one, or is another user's.
-pub(crate) fn open(path: &Path) -> Result<File, String> {
-    let shown = path.shown();
-    if !path.is_absolute() {
-        return Err(format!("the path of the new program must be absolute, not {shown}"));
-    }
-    // A fifo would wait for a writer.
-    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags)
-        .open(path)
-        .map_err(|error| format!("the new program {shown} cannot be opened: {error}"))?;
-    match file.metadata() {
-        Ok(meta) if meta.is_file() => {
-            check_owner(&meta).map_err(|why| format!("the new program {shown} {why}"))?;
-            Ok(file)
-        }
-        _ => Err(format!("the new program {shown} is not a file")),
-    }
-}
-
-/// Whether nobody but root and this process's user can have written the file. (In a user namespace
-/// root's files are those of a user without a number: that user owns the program that serves now,
-/// too.)
-fn check_owner(meta: &Metadata) -> Result<(), String> {
-    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let is_serving_owner = || std::fs::metadata("/proc/self/exe").is_ok_and(|now| now.uid() == meta.uid());
-    if meta.uid() != 0 && meta.uid() != user && !is_serving_owner() {
-        return Err(format!(
-            "belongs to user {}: it must be root's, user {user}'s, or of the owner of the program that serves",
-            meta.uid()
-        ));
-    }
-    // An access list shows as rights of the group.
-    let by_group = meta.mode() & 0o020 != 0 && (user == 0 || meta.gid() != group);
-    if meta.mode() & 0o002 != 0 || by_group {
-        return Err("can be written by other users: `chmod go-w` takes that away".to_owned());
-    }
-    Ok(())
-}
 
 /// Asks the program whether it can follow, started with these arguments.
 ///

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use sync::atomic::{AtomicBool, Ordering};
 
-use super::check;
 use super::upgrader::{Handed, PreparedUpgrade};
+use super::{check, program};
 use crate::control::api::{UpgradeReply, UpgradeRequest};
 use crate::daemon::event::SupervisorEvent;
-use crate::host::spawn_for_result;
+use crate::host::{checks, spawn_for_result};
+use crate::object_volumes;
 use crate::term::units;
 
 /// The longest times that a caller may ask for.
@@ -47,20 +48,26 @@ pub(crate) fn request(
     let max_pause = Duration::from_millis(request.max_pause_ms).min(PAUSE_MAX);
     let until = Instant::now() + timeout;
     can_be_handed_over(mounted)?;
-    let program = check::open(Path::new(&request.program))?;
+    let file = program::open(Path::new(&request.program))?;
     // A child that is started while the store does not answer never begins: it has copies of the
     // store's files, whose closing asks the store.
     make_durable(mounted, until)?;
-    check::ask(&program, &upgrader.arguments)?;
+    check::ask(&file, &upgrader.arguments)?;
     let (refused, why) = std::sync::mpsc::channel();
     supervisor
-        .send(SupervisorEvent::Upgrade(PreparedUpgrade { program, max_pause, refused }))
+        .send(SupervisorEvent::Upgrade(PreparedUpgrade { program: file, max_pause, refused }))
         .map_err(|_| "it has ended already".to_owned())?;
     Err(why.recv().unwrap_or_else(|_| "it is being unmounted".to_owned()))
 }
 
 pub(super) fn can_be_handed_over(mounted: Handed<'_>) -> Result<(), String> {
     let source = &mounted.info.source;
+    if object_volumes::looks_like(checks::innermost(source)) {
+        return Err(format!(
+            "only volumes in directories can be handed over to another program yet, and {source} is one on \
+             object storage, whose lease, journal and disk cache stay with this program"
+        ));
+    }
     if !source.starts_with("dir:") {
         return Err(format!(
             "only volumes in directories can be handed over to another program yet, and its store is {source}"
