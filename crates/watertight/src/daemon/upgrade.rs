@@ -2,17 +2,17 @@
 //!
 //! Purpose: the process stays, with its id, its children and its place under the service manager;
 //! execve(2) replaces its program. Descriptors of the kernel's connection, the store and its objects
-//! stay open, and the rest is in a memory file (module [`state`]).
+//! stay open, and the rest is in a memory file (module `state`).
 //!
 //! | step | requests | if it fails |
 //! |---|---|---|
-//! | can this mount be handed over, may that file be executed ([`program`]) | are served | refused |
+//! | can this mount be handed over, may that file be executed (`program`) | are served | refused |
 //! | dirty data is written and made durable | are served | refused |
-//! | can that program take it over ([`check`]) | are served | refused |
+//! | can that program take it over (`check`) | are served | refused |
 //! | requests under way end, no others are read | wait in the kernel | refused, they are read again |
 //! | what was written meanwhile is made durable | wait | the same |
 //! | all is written down; execve(2) | wait | the same |
-//! | the new program takes over ([`resume`]) | wait | it executes the old program, which takes over |
+//! | the new program takes over (`resume`) | wait | it executes the old program, which takes over |
 //! | it serves | are served | as today: the mount ends with its process |
 //!
 //! The first three steps are the caller's, on a thread of the control socket. The others are the
