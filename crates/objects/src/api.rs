@@ -8,6 +8,7 @@ mod snapshots;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 use store::{Error, ErrorKind, Result, Store};
@@ -20,6 +21,7 @@ use crate::crypto::{DataKey, UserKey};
 use crate::disk_cache::DiskCacheOptions;
 use crate::engine::{totals_in_tables, with_parents};
 use crate::find_snapshot::{find, list};
+use crate::follow::nobody_else_writes;
 use crate::format::{self, Format, Uuid};
 use crate::garbage::Timing;
 pub use crate::journal::setup::JournalOptions;
@@ -27,7 +29,8 @@ use crate::journal::setup::MountJournal;
 use crate::key_file;
 use crate::lease::{Host as _, Lease, Nonce, Request, State, ThisHost};
 use crate::make::make;
-use crate::mount::{MountOptions, Mounted, older_metadata};
+use crate::mount::{MountOptions, Mounted};
+use crate::newest_manifest::older_metadata;
 use crate::open::open_bucket;
 use crate::readers::Mark;
 use crate::rows::Totals;
@@ -54,6 +57,9 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// The snapshot to open, which is only read.
     pub snapshot: Option<String>,
+    /// Of one that is only read: how often it is looked for what its holder has committed since, which
+    /// is then shown; none: never.
+    pub follow: Option<Duration>,
     /// The file with the key of an encrypted volume.
     pub key_file: Option<PathBuf>,
     /// Where data is kept on this host for the next read.
@@ -185,8 +191,11 @@ fn open_read_only(
     let opened = async {
         let format = format::read(bucket).await?;
         let codec = codec_of(&format, key)?;
-        let mount =
-            MountOptions { disk_cache: options.disk_cache.clone(), ..MountOptions::new(&format, codec) };
+        let mount = MountOptions {
+            disk_cache: options.disk_cache.clone(),
+            follow: options.follow,
+            ..MountOptions::new(&format, codec)
+        };
         let bucket = &of_family(bucket, &format).await?;
         let snapshot = match &options.snapshot {
             Some(name) => Some(find(bucket, name).await?),
@@ -218,9 +227,7 @@ fn open_read_only(
         };
         match opened.await {
             Ok(mounted) => {
-                if let Some(mark) = mark {
-                    mounted.keep(mark);
-                }
+                mounted.keep(mark);
                 Ok(mounted)
             }
             Err(error) => {
@@ -255,7 +262,13 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
             let why = "journal is for a mount that writes: one with `ro` has nothing to put there";
             return Err(Error::with(ErrorKind::Invalid, "open", why));
         }
+        if options.follow.is_some() && options.snapshot.is_some() {
+            return Err(nobody_else_writes());
+        }
         return open_read_only(&url, key.as_ref(), &bucket, options);
+    }
+    if options.follow.is_some() {
+        return Err(nobody_else_writes());
     }
     let runtime = crate::runtime::handle()?;
     let mounted = wait(&runtime, open_held(&bucket, key.as_ref(), options))?;

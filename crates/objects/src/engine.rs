@@ -5,6 +5,8 @@ mod cache;
 mod clock;
 mod compaction;
 mod family;
+mod follow;
+mod layers;
 mod reader;
 mod slate;
 mod snapshots;
@@ -24,6 +26,7 @@ use crate::rows::{self, ExtentRow, Object, Totals, Usage};
 
 pub(crate) use clock::Clock;
 pub(crate) use family::with_parents;
+pub(crate) use follow::{FollowEngine, Tables, TablesOf, View};
 pub(crate) use reader::ReadEngine;
 pub(crate) use slate::{LastManifest, SlateEngine, last_manifest, totals_in_tables};
 pub(crate) use snapshots::{Snapshot, Then, snapshots};
@@ -111,6 +114,12 @@ pub(crate) trait Engine: Send + Sync + fmt::Debug + 'static {
 
     /// Puts everything into tables, so that the next opening has nothing to replay, and ends.
     async fn close(&self) -> Result<()>;
+
+    /// What shows a volume that others write, as it becomes; none: this one changes by its own
+    /// writes alone.
+    fn followed(&self) -> Option<&FollowEngine> {
+        None
+    }
 
     /// The volume's totals.
     async fn totals(&self) -> Result<Totals> {

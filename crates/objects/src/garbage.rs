@@ -18,9 +18,10 @@
 //! - **By a later holder.** What this one finds to be garbage is garbage in every state that
 //!   follows. One that was taken over and does not know it removes nothing else.
 //! - **By readers elsewhere.** They have marks ([`crate::readers`]), and while there is one nothing
-//!   is removed; one that has just begun finds what was found to be garbage [`Timing::passes`] ago
-//!   no more than others do. One that reads a snapshot needs what the snapshot needs: it holds up
-//!   removals only when that has been deleted.
+//!   is removed, but what was garbage before all that the readers show ([`crate::follow`]); one
+//!   that has just begun finds what was found to be garbage [`Timing::passes`] ago no more than
+//!   others do. One that reads a snapshot needs what the snapshot needs: it holds up removals only
+//!   when that has been deleted.
 //!
 //! Time is counted in passes, which a process that is stopped does not make.
 //!
@@ -217,7 +218,7 @@ impl Collector {
             if self.readers.looks() == looks {
                 self.readers.look(&self.bucket, &records.snapshots).await?;
             }
-            if self.readers.are_none() {
+            if !self.readers.keep_all() {
                 self.clean_at = None;
                 self.repack(chosen).await?;
             }
@@ -461,11 +462,11 @@ impl Collector {
                 || is_on("garbage-not-durable"))
                 && (oldest >= found.work || is_on("garbage-in-use"))
         };
-        let due: BTreeSet<_> = self
+        let mut due: BTreeMap<_, _> = self
             .found
             .iter()
             .filter(|(_, found)| is_due(found))
-            .map(|(garbage, _)| garbage.clone())
+            .map(|(garbage, found)| (garbage.clone(), found.number))
             .collect();
         if due.is_empty() {
             return Ok(Removal::Removed(Vec::new()));
@@ -475,7 +476,7 @@ impl Collector {
             return Ok(Removal::Removed(Vec::new()));
         }
         // Before anything goes: it is still this process that holds the volume.
-        let records = if due.iter().any(|garbage| matches!(garbage, Garbage::Table(_))) {
+        let records = if due.keys().any(|garbage| matches!(garbage, Garbage::Table(_))) {
             let Some(records) = self.engine.settled_records().await? else {
                 // Tables are being merged: the next pass comes again.
                 return Ok(Removal::Removed(Vec::new()));
@@ -487,12 +488,16 @@ impl Collector {
         };
         // After the snapshots: one that was deleted by then is not what holds objects for its readers.
         let readers = self.readers.look(&self.bucket, &records.snapshots).await?;
-        if !readers.is_empty() {
-            return Ok(Removal::LeftForReaders(readers));
+        if let Some(since) = readers.since {
+            // It was found before the next object of the log was begun, and they have read that one.
+            due.retain(|_, number| *number < since || is_on("garbage-of-a-follower"));
+            if due.is_empty() {
+                return Ok(Removal::LeftForReaders(readers.marks));
+            }
         }
         let holders = Holders::read(&self.engine, &records).await?;
         let (mut names, mut batch) = (Vec::new(), Batch::default());
-        for garbage in &due {
+        for garbage in due.keys() {
             match garbage {
                 Garbage::Data(object) => {
                     let died = holders.died(&self.engine, *object).await?;
@@ -515,7 +520,7 @@ impl Collector {
             batch.put(rows::SEARCHED.to_vec(), rows::to_bytes(&searched));
         }
         self.tree.write(batch).await?;
-        self.found.retain(|garbage, _| !due.contains(garbage));
+        self.found.retain(|garbage, _| !due.contains_key(garbage));
         Ok(Removal::Removed(names))
     }
 }

@@ -24,6 +24,8 @@
 //!   |
 //!  rows, codec  how a row, and how data, is written
 //!   |
+//!  follow       shows a reader what the log says as it grows
+//!   |
 //!  bucket       requests: bounded, retried, counted
 //!   |
 //!  open, url    the bucket that a URL names, with its credentials (`aws`, `profile`); `format` and
@@ -56,6 +58,7 @@ pub mod engine_blocks;
 mod extent_cache;
 mod extents;
 mod find_snapshot;
+mod follow;
 pub mod format;
 mod garbage;
 mod hex;
@@ -67,6 +70,7 @@ mod log;
 mod make;
 mod mount;
 mod moves;
+mod newest_manifest;
 mod node;
 mod object_names;
 pub mod open;

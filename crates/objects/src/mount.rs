@@ -15,12 +15,14 @@ use tokio_util::sync::CancellationToken;
 use crate::bucket::{Bucket, Patience};
 use crate::codec::Codec;
 use crate::disk_cache::{self, DiskCache, DiskCacheOptions};
-use crate::engine::{LastManifest, ReadEngine, SlateEngine, last_manifest};
+use crate::engine::{FollowEngine, LastManifest, ReadEngine, SlateEngine};
+use crate::follow::{Follower, Source};
 use crate::format::Format;
 use crate::garbage::{Collector, Timing};
 use crate::journal::setup::MountJournal;
 use crate::lease::{Ended, Held};
 use crate::log::{CommitLog, Read, Replay};
+use crate::newest_manifest::{newest_manifest, older_metadata};
 use crate::pending::given_up;
 use crate::readers::Mark;
 use crate::segments::Segments;
@@ -50,6 +52,8 @@ pub(crate) struct MountOptions {
     pub(crate) disk_cache: Option<DiskCacheOptions>,
     /// The journal, if there is one.
     pub(crate) journal: Option<Arc<MountJournal>>,
+    /// How often one that only reads looks for what is new; none: never.
+    pub(crate) follow: Option<Duration>,
 }
 
 impl MountOptions {
@@ -65,6 +69,7 @@ impl MountOptions {
             garbage: Timing::default(),
             disk_cache: None,
             journal: None,
+            follow: None,
         }
     }
 
@@ -89,6 +94,7 @@ impl MountOptions {
             garbage: Timing::default(),
             disk_cache: None,
             journal: None,
+            follow: None,
         }
     }
 }
@@ -105,6 +111,8 @@ pub(crate) struct Mounted {
     journal: Option<Arc<MountJournal>>,
     background: CancellationToken,
     is_closed: Mutex<bool>,
+    /// Follows the volume's writer, until the mark is kept.
+    follower: Mutex<Option<Follower>>,
     /// Keeps the mark of one that only reads, and removes it in the end.
     marking: Mutex<Option<JoinHandle<()>>>,
 }
@@ -164,6 +172,7 @@ impl Mounted {
             journal,
             background: background.clone(),
             is_closed: Mutex::new(false),
+            follower: Mutex::default(),
             marking: Mutex::default(),
         });
         let (tree, log) = (Arc::clone(&mounted.tree), Arc::clone(&mounted.log));
@@ -180,6 +189,7 @@ impl Mounted {
     }
 
     /// Opens the volume for reading, as its last commits left it. Nothing is written but its mark.
+    /// With [`MountOptions::follow`] it is followed as soon as its mark is kept.
     ///
     /// # Errors
     /// The bucket's; `Io`: an object is damaged or missing, with its name.
@@ -192,29 +202,53 @@ impl Mounted {
         if let Some(disk_cache) = &disk_cache {
             disk_cache.empty_if_later_than(last.epoch);
         }
-        let MountOptions { codec, window, size_max, .. } = options;
+        let MountOptions { codec, window, size_max, follow, garbage, .. } = options;
+        // Nothing is written to the log, and no segment made.
+        let log = CommitLog::new(bucket.clone(), codec.clone(), window);
+        let segments = Segments::new(bucket.bulk(), codec.clone(), Arc::clone(&log), 0, disk_cache);
+        if let Some(every) = follow {
+            let source = Source::new(&bucket, &codec, window);
+            let (view, replay) = source.open().await?;
+            let engine = Arc::new(FollowEngine::new(view, every));
+            let tree = Tree::open(Arc::clone(&engine) as _, segments, 0, size_max).await?;
+            let follower = Follower::new(source, replay, (engine, Arc::clone(&tree)), garbage.every);
+            let mounted = Self::reading(tree, log, bucket);
+            *mounted.follower.lock() = Some(follower);
+            return Ok(mounted);
+        }
         let mut replay = Replay::new(bucket.clone(), codec.clone(), window, last.replay_after);
         let Read::Whole = replay.read_to_end(u64::MAX).await? else {
             return Err(older_metadata(&bucket, "the log is of a writer that cannot be"));
         };
         let (store, root) = bucket.raw();
-        let engine = ReadEngine::open((store, &root), codec.clone(), replay).await?;
-        // Neither is written to.
-        let log = CommitLog::new(bucket.clone(), codec.clone(), window);
-        let segments = Segments::new(bucket.bulk(), codec, Arc::clone(&log), 0, disk_cache);
+        let engine = ReadEngine::open((store, &root), codec, replay).await?;
         let tree = Tree::open(Arc::new(engine), segments, 0, size_max).await?;
         Ok(Self::reading(tree, log, bucket))
     }
 
     fn reading(tree: Arc<Tree>, log: Arc<CommitLog>, bucket: Bucket) -> Arc<Self> {
         let (background, is_closed) = (CancellationToken::new(), Mutex::new(false));
-        let (engine, held, journal, marking) = (None, None, None, Mutex::default());
-        Arc::new(Self { tree, log, bucket, engine, held, journal, background, is_closed, marking })
+        let (engine, held, journal) = (None, None, None);
+        let (follower, marking) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { tree, log, bucket, engine, held, journal, background, is_closed, follower, marking })
     }
 
-    /// Keeps the mark of a reader, and removes it with [`close`](Self::close).
-    pub(crate) fn keep(&self, mark: Mark) {
-        *self.marking.lock() = Some(tokio::spawn(mark.keep_until(self.background.clone())));
+    /// Keeps the mark of a reader, if it has one, and removes it with [`close`](Self::close). From now
+    /// on one that follows does so.
+    pub(crate) fn keep(&self, mark: Option<Mark>) {
+        let end = self.background.clone();
+        let kept = match (self.follower.lock().take(), mark) {
+            (Some(follower), mark) => tokio::spawn(follower.keep(mark, end)),
+            (None, Some(mark)) => tokio::spawn(mark.keep_until(end)),
+            (None, None) => return,
+        };
+        *self.marking.lock() = Some(kept);
+    }
+
+    /// What follows for one that only reads, for tests that do so step by step.
+    #[cfg(test)]
+    pub(crate) fn take_follower(&self) -> Option<Follower> {
+        self.follower.lock().take()
     }
 
     /// What removes its garbage; none: it is only read.
@@ -236,23 +270,7 @@ impl Mounted {
     /// # Errors
     /// The bucket's; `Io`: there is none any more.
     pub(crate) async fn last_manifest(bucket: &Bucket) -> Result<Option<LastManifest>> {
-        Ok(Self::manifest_of(bucket).await?.map(|last| last.behind(bucket.parents())))
-    }
-
-    async fn manifest_of(bucket: &Bucket) -> Result<Option<LastManifest>> {
-        let (store, root) = bucket.raw();
-        let last = last_manifest(Arc::clone(&store), &root).await?;
-        if last.is_some() {
-            return Ok(last);
-        }
-        let Some(object) = bucket.some_names("log", 1).await?.pop() else { return Ok(None) };
-        // Another host may just have mounted the new volume: its manifest comes before its log.
-        let last = last_manifest(store, &root).await?;
-        if last.is_none() {
-            let why = format!("there is no manifest, though log/{object} is there");
-            return Err(older_metadata(bucket, &why));
-        }
-        Ok(last)
+        newest_manifest(bucket).await
     }
 
     /// The epoch of its holder.
@@ -367,15 +385,6 @@ async fn read_log(bucket: &Bucket, last: LastManifest, options: &MountOptions) -
         return Err(Error::with(ErrorKind::Busy, "open", "another host takes the volume over"));
     }
     Ok(replay)
-}
-
-/// An error: what is below `meta/` is not what the last holder left there.
-pub(crate) fn older_metadata(bucket: &Bucket, why: &str) -> Error {
-    let detail = format!(
-        "{}/meta: {why}; put the objects below meta/ back that are missing, and everything is there",
-        bucket.url()
-    );
-    Error::with(ErrorKind::Io, "open", detail)
 }
 
 /// Commits what was changed, after a while.

@@ -147,6 +147,16 @@ impl Nodes {
         Some(Arc::clone(&slot.node))
     }
 
+    /// Whether anybody has a reference on it.
+    pub(crate) fn is_used(&self, ino: u64) -> bool {
+        self.0.lock().contains_key(&ino)
+    }
+
+    /// All of them.
+    pub(crate) fn used(&self) -> std::collections::BTreeSet<u64> {
+        self.0.lock().keys().copied().collect()
+    }
+
     /// Gives references back; returns the inode if those were the last.
     fn unpin(&self, ino: u64, n: u64) -> Option<Arc<Node>> {
         let mut table = self.0.lock();
@@ -186,10 +196,10 @@ impl Pin {
         self.node = None;
     }
 
-    /// Locks the state, which is in memory.
+    /// Locks the state, which is in memory, unless others change it.
     pub(crate) async fn lock(&self) -> Result<Locked> {
         let mut state = Arc::clone(&self.state).lock_owned().await;
-        if state.is_none() {
+        if state.is_none() || self.tree.engine.followed().is_some() {
             let row = self.tree.load(self.ino).await?;
             *state = Some(State::new(row));
         }

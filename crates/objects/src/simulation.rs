@@ -14,8 +14,11 @@
 //!   killed or after a loss of power, unless a process elsewhere has given the journal up in
 //!   between.
 //! - A holder fails only if another process takes the volume over.
+//!
+//! A reader elsewhere may follow all that ([`follower`]).
 
 mod faults;
+mod follower;
 mod host;
 mod model;
 mod schedules;
@@ -26,6 +29,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use faults::{Random, World};
+use follower::Follower;
 use host::{Host, JOURNAL_BYTES, Volume};
 use snapshots::Snapshots;
 
@@ -36,6 +40,9 @@ const SLICE_MILLIS: usize = 4000;
 /// A host that only has to end does so in this time, by its own clock.
 const END: Duration = Duration::from_secs(600);
 
+/// A reader shows the last state after this time.
+const FOLLOWED: Duration = Duration::from_secs(30);
+
 /// What the hosts have and do beside the volume.
 #[derive(Debug, Clone, Copy, Default)]
 struct With {
@@ -43,6 +50,8 @@ struct With {
     snapshots: bool,
     /// One has a journal.
     journal: bool,
+    /// A reader elsewhere follows them.
+    follower: bool,
 }
 
 struct Simulation {
@@ -51,6 +60,7 @@ struct Simulation {
     hosts: Vec<Host>,
     /// Decides who has a journal, if there is one.
     journal: Option<Random>,
+    follower: Option<Follower>,
 }
 
 impl Simulation {
@@ -63,7 +73,8 @@ impl Simulation {
         if let Some(random) = &mut journal {
             volume.journal_bytes = JOURNAL_BYTES[random.below(JOURNAL_BYTES.len())];
         }
-        Self { random, volume, hosts: Vec::new(), journal }
+        let follower = with.follower.then(|| Follower::new(&volume, random.fork()));
+        Self { random, volume, hosts: Vec::new(), journal, follower }
     }
 
     fn start(&mut self) {
@@ -92,6 +103,9 @@ impl Simulation {
             let slice = 1 + self.random.below(SLICE_MILLIS.min(left));
             let host = stopped + self.random.below(self.hosts.len() - stopped);
             self.hosts[host].run(Duration::from_millis(slice as u64));
+            if let Some(follower) = &mut self.follower {
+                follower.run(Duration::from_millis(slice as u64));
+            }
             left -= slice;
         }
     }
@@ -141,6 +155,10 @@ impl Simulation {
         self.start();
         self.hosts[0].run(END);
         self.check();
+        if let Some(follower) = &mut self.follower {
+            follower.run(FOLLOWED);
+            follower.check(&self.volume.holders());
+        }
     }
 
     /// Each holder found what the one before it left.
@@ -166,8 +184,8 @@ fn run(seeds: std::ops::Range<u64>, with: With) {
     }
 }
 
-/// The campaign; with `SNAPSHOTS=1` hosts make, read and delete snapshots, too, and with
-/// `JOURNAL=1` one of them has a journal:
+/// The campaign; with `SNAPSHOTS=1` hosts make, read and delete snapshots, too, with `JOURNAL=1` one
+/// of them has a journal, and with `FOLLOWED=1` each seed has a reader that follows:
 /// `SEEDS=100000 cargo test --release -p watertight-objects --lib simulation -- --ignored`.
 #[test]
 #[ignore = "long; the seeds are given by SEEDS, the first by FIRST"]
@@ -176,6 +194,10 @@ fn campaign() {
         |name: &str, default| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default);
     let (first, seeds): (u64, u64) = (given("FIRST", 0), given("SEEDS", 100_000));
     let is_given = |name| std::env::var_os(name).is_some();
-    let with = With { snapshots: is_given("SNAPSHOTS"), journal: is_given("JOURNAL") };
+    let with = With {
+        snapshots: is_given("SNAPSHOTS"),
+        journal: is_given("JOURNAL"),
+        follower: is_given("FOLLOWED"),
+    };
     run(first..first + seeds, with);
 }

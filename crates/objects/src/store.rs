@@ -6,12 +6,13 @@ use std::io::IoSlice;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use store::{
     Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, Entry, Error, ErrorKind, File, FileType,
-    Name, NewNode, ObjectId, RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, Snapshot, Snapshots,
-    StatFs, Store,
+    Name, NewNode, ObjectId, OnChange, RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, Snapshot,
+    Snapshots, StatFs, Store,
 };
 use tokio::runtime::Handle;
 
@@ -27,6 +28,8 @@ const FRAGMENT: u32 = 4096;
 const SIZE_SHOWN: u64 = 1 << 50;
 /// Names that are read at a time.
 const LIST_BATCH: usize = 512;
+/// How long what others may change is remembered at most.
+const KEPT_MAX: Duration = Duration::from_secs(1);
 /// Batches that an open directory keeps.
 const LIST_BATCHES: usize = 128;
 
@@ -34,6 +37,14 @@ const LIST_BATCHES: usize = 128;
 pub(crate) fn wait<F: Future>(runtime: &Handle, future: F) -> F::Output {
     let _runtime = runtime.enter();
     futures_executor::block_on(future)
+}
+
+/// Waits for a call that reads an inode: of a volume that others write it finds one state.
+fn read<F: Future>(tree: &Tree, runtime: &Handle, ino: u64, future: F) -> F::Output {
+    match tree.engine.followed() {
+        Some(followed) => wait(runtime, followed.within(ino, future)),
+        None => wait(runtime, future),
+    }
 }
 
 /// A store in a bucket.
@@ -52,6 +63,10 @@ impl BucketStore {
 
     fn wait<F: Future>(&self, future: F) -> F::Output {
         wait(&self.runtime, future)
+    }
+
+    fn read<F: Future>(&self, id: ObjectId, future: F) -> F::Output {
+        read(&self.tree, &self.runtime, id.0, future)
     }
 
     /// The tree, for a change. Of a volume that is only read nothing is changed, in memory neither.
@@ -82,16 +97,26 @@ impl Store for BucketStore {
         self.mounted.is_read_only()
     }
 
+    fn may_be_kept(&self) -> Option<Duration> {
+        self.tree.engine.followed().map(|followed| followed.every().min(KEPT_MAX))
+    }
+
+    fn on_change(&self, tell: OnChange) {
+        if let Some(followed) = self.tree.engine.followed() {
+            followed.on_change(tell);
+        }
+    }
+
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
-        self.wait(self.tree.lookup(parent, name))
+        self.read(parent, self.tree.lookup(parent, name))
     }
 
     fn recall(&self, id: ObjectId) -> Result<Entry> {
-        self.wait(self.tree.recall(id.0))
+        self.read(id, self.tree.recall(id.0))
     }
 
     fn recall_parent(&self, id: ObjectId) -> Result<Entry> {
-        self.wait(self.tree.recall_parent(id.0))
+        self.read(id, self.tree.recall_parent(id.0))
     }
 
     fn forget(&self, id: ObjectId, n: u64) {
@@ -99,7 +124,7 @@ impl Store for BucketStore {
     }
 
     fn attr(&self, id: ObjectId) -> Result<Attr> {
-        self.wait(self.tree.attr(id))
+        self.read(id, self.tree.attr(id))
     }
 
     fn set_attr(&self, id: ObjectId, set: &SetAttr) -> Result<Attr> {
@@ -150,13 +175,13 @@ impl Store for BucketStore {
     }
 
     fn read_link(&self, id: ObjectId) -> Result<OsString> {
-        self.wait(self.tree.read_link(id))
+        self.read(id, self.tree.read_link(id))
     }
 
     fn open(&self, id: ObjectId, _access: Access) -> Result<Arc<dyn File>> {
         let op = "open";
         let pin = self.tree.pin_used(id.0, op)?;
-        let kind = self.wait(pin.lock())?.row.kind;
+        let kind = self.read(id, pin.lock())?.row.kind;
         let kind = match kind {
             Kind::Regular => return Ok(self.file(pin)),
             Kind::Directory => ErrorKind::IsDirectory,
@@ -169,7 +194,7 @@ impl Store for BucketStore {
     fn open_dir(&self, id: ObjectId) -> Result<Arc<dyn Dir>> {
         let op = "open dir";
         let pin = self.tree.pin_used(id.0, op)?;
-        if !self.wait(pin.lock())?.row.is_dir() {
+        if !self.read(id, pin.lock())?.row.is_dir() {
             return Err(Error::new(ErrorKind::NotDirectory, op));
         }
         let names = Mutex::new(Names::default());
@@ -188,7 +213,7 @@ impl Store for BucketStore {
     }
 
     fn get_xattr(&self, id: ObjectId, name: &OsStr) -> Result<Vec<u8>> {
-        self.wait(self.tree.get_xattr(id, name))
+        self.read(id, self.tree.get_xattr(id, name))
     }
 
     fn set_xattr(&self, id: ObjectId, name: &OsStr, value: &[u8], how: SetXattr) -> Result<()> {
@@ -196,7 +221,7 @@ impl Store for BucketStore {
     }
 
     fn list_xattr(&self, id: ObjectId) -> Result<Vec<u8>> {
-        self.wait(self.tree.list_xattr(id))
+        self.read(id, self.tree.list_xattr(id))
     }
 
     fn remove_xattr(&self, id: ObjectId, name: &OsStr) -> Result<()> {
@@ -204,7 +229,7 @@ impl Store for BucketStore {
     }
 
     fn path_of(&self, id: ObjectId) -> Option<PathBuf> {
-        self.wait(self.tree.path_of(id))
+        self.read(id, self.tree.path_of(id))
     }
 
     fn statfs(&self) -> Result<StatFs> {
@@ -228,7 +253,7 @@ impl Store for BucketStore {
     }
 
     fn warm(&self, id: ObjectId, offset: u64, len: u64) -> Result<()> {
-        self.wait(self.tree.warm(id.0, offset, len))
+        self.read(id, self.tree.warm(id.0, offset, len))
     }
 
     fn requests(&self) -> Option<RequestStats> {
@@ -278,7 +303,8 @@ struct BucketFile {
 
 impl File for BucketFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        wait(&self.runtime, self.tree.read_stream(&self.pin, &self.streams, buf, offset))
+        let streamed = self.tree.read_stream(&self.pin, &self.streams, buf, offset);
+        read(&self.tree, &self.runtime, self.pin.ino, streamed)
     }
 
     fn write_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> Result<()> {
@@ -290,7 +316,7 @@ impl File for BucketFile {
     }
 
     fn seek(&self, what: Seek, offset: u64) -> Result<u64> {
-        wait(&self.runtime, self.tree.seek(&self.pin, what, offset))
+        read(&self.tree, &self.runtime, self.pin.ino, self.tree.seek(&self.pin, what, offset))
     }
 
     fn sync(&self, _data_only: bool) -> Result<()> {
@@ -360,7 +386,8 @@ impl BucketDir {
             range.start = entry_key(self.pin.ino, &after);
             range.start.push(0);
         }
-        let rows = wait(&self.runtime, self.tree.engine.scan(range, LIST_BATCH))?;
+        let scan = self.tree.engine.scan(range, LIST_BATCH);
+        let rows = read(&self.tree, &self.runtime, self.pin.ino, scan)?;
         let batch: Result<Vec<_>> = rows
             .iter()
             .map(|(key, row)| {
@@ -389,7 +416,7 @@ impl Dir for BucketDir {
             return Ok(());
         }
         if offset < 2 {
-            let parent = wait(&self.runtime, self.pin.lock())?.row.parent;
+            let parent = read(&self.tree, &self.runtime, self.pin.ino, self.pin.lock())?.row.parent;
             if !sink(dir("..", parent, 2)) {
                 return Ok(());
             }

@@ -5,12 +5,13 @@ use std::io::IoSlice;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use handover::Kept;
 
 use crate::{
     Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, DirState, Entry, File, Name, NewNode,
-    ObjectId, RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, Snapshots, StatFs, Store,
+    ObjectId, OnChange, RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, Snapshots, StatFs, Store,
 };
 
 /// The code around each call.
@@ -63,6 +64,12 @@ impl<A: Around> Store for AroundStore<A> {
     }
     fn is_read_only(&self) -> bool {
         self.inner.is_read_only()
+    }
+    fn may_be_kept(&self) -> Option<Duration> {
+        self.inner.may_be_kept()
+    }
+    fn on_change(&self, tell: OnChange) {
+        self.inner.on_change(tell);
     }
     fn file_size_max(&self) -> u64 {
         self.inner.file_size_max()

@@ -68,7 +68,7 @@ pub use name::Name;
 pub use requests::{DiskCacheStats, JournalStats, RequestKind, RequestStats, Unanswered};
 pub use snapshots::{Snapshot, Snapshots};
 pub use spec::{open, open_with};
-pub use traits::{Created, Dir, File, Store};
+pub use traits::{Created, Dir, File, OnChange, Store};
 pub use types::{
     Access, AllocateMode, Attr, Creator, DirEntry, Entry, FileType, NewNode, ObjectId, RenameFlags, Seek,
     SetAttr, SetXattr, StatFs, TimeSet, Timestamp,

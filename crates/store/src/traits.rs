@@ -6,6 +6,7 @@ use std::io::IoSlice;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use handover::Kept;
 
@@ -23,6 +24,9 @@ pub struct Created {
     pub file: Arc<dyn File>,
 }
 
+/// Takes note that others have changed an object.
+pub type OnChange = Arc<dyn Fn(ObjectId) -> bool + Send + Sync>;
+
 /// A tree of objects. See the [crate](crate) for references, threads and durability.
 ///
 /// Errors are those of the Linux call of the same name.
@@ -33,6 +37,18 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Whether nothing can be changed.
     fn is_read_only(&self) -> bool {
         false
+    }
+
+    /// How long names, attributes and listings that the store returned may be remembered: it shows
+    /// what others change elsewhere. `None`: only its user changes it.
+    fn may_be_kept(&self) -> Option<Duration> {
+        None
+    }
+
+    /// From now on the store calls `tell` with each object in use that others have changed, data or
+    /// attributes; if that says `false`, it could not be taken note of, and comes again.
+    fn on_change(&self, tell: OnChange) {
+        drop(tell);
     }
 
     /// The size of the largest file, in bytes. A write beyond it is refused at once; were it found

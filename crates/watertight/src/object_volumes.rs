@@ -67,6 +67,8 @@ pub fn directory(url: &str) -> Option<PathBuf> {
 pub struct ObjectOptions {
     /// Take the volume from a holder that does not answer.
     pub takeover: bool,
+    /// How often it is looked for what others have committed, of one that is only read.
+    pub follow: Option<std::time::Duration>,
     /// The host whose journal may be given up.
     pub abandon: Option<String>,
     /// The snapshot to show.
@@ -102,6 +104,7 @@ pub(crate) fn open(
 ) -> store::Result<Arc<dyn Store>> {
     let ObjectOptions {
         takeover,
+        follow,
         abandon,
         snapshot,
         key_file,
@@ -131,6 +134,7 @@ pub(crate) fn open(
         takeover,
         abandon,
         read_only,
+        follow,
         snapshot,
         key_file,
         disk_cache,

@@ -119,11 +119,19 @@ impl RequestContext<'_> {
     /// directory is seen in a second place. A file is one for the kernel wherever it is seen, a
     /// directory is not.
     pub(super) fn valid(&self, is_dir: bool) -> Validity {
-        let valid = self.shared.valid;
+        let mut valid = self.shared.valid;
+        if let Some(most) = self.target.served.may_be_kept {
+            valid = Validity { entry: valid.entry.min(most), attr: valid.attr.min(most) };
+        }
         if !self.is_shared() {
             return valid;
         }
         Validity { entry: Duration::ZERO, attr: if is_dir { Duration::ZERO } else { valid.attr } }
+    }
+
+    /// Whether what was read of the volume stays true until this mountpoint's programs change it.
+    pub(super) fn is_alone(&self) -> bool {
+        self.target.served.may_be_kept.is_none()
     }
 
     /// Whether the request's directory may be changed through another place.

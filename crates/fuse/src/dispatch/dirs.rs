@@ -16,7 +16,7 @@ pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
     cx.open_with(reply, Open::Directory, open, |reply, handle, pin| {
         cx.opened(Open::Directory, handle, pin);
         let may_be_kept = FOpen::CACHE_DIR | FOpen::KEEP_CACHE;
-        let open_flags = if cx.is_shared() { FOpen::empty() } else { may_be_kept }.bits();
+        let open_flags = if cx.is_shared() || !cx.is_alone() { FOpen::empty() } else { may_be_kept }.bits();
         let sent = reply.value(&OpenOut { fh: handle.0, open_flags, backing_id: 0 });
         if !sent.is_delivered {
             cx.volume().release_dir(handle);

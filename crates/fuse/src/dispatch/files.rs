@@ -42,9 +42,11 @@ fn open_flags(cx: &RequestContext<'_>, flags: u32, more: u32) -> OpenFlags {
     open
 }
 
-/// Copies that the kernel has of the file stay true: only this volume's callers change the store.
-fn open_out(handle: HandleId) -> OpenOut {
-    OpenOut { fh: handle.0, open_flags: FOpen::KEEP_CACHE.bits(), backing_id: 0 }
+/// Copies that the kernel has of the file stay true where only this volume's callers change the
+/// store.
+fn open_out(cx: &RequestContext<'_>, handle: HandleId) -> OpenOut {
+    let open_flags = if cx.is_alone() { FOpen::KEEP_CACHE } else { FOpen::empty() }.bits();
+    OpenOut { fh: handle.0, open_flags, backing_id: 0 }
 }
 
 pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>, arg: OpenIn) -> Sent {
@@ -52,7 +54,7 @@ pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>, arg: OpenIn) -> Se
     let open = || cx.volume().open(&cx.ctx(), cx.node(), flags);
     cx.open_with(reply, Open::File, open, |reply, handle, pin| {
         cx.opened(Open::File, handle, pin);
-        let sent = reply.value(&open_out(handle));
+        let sent = reply.value(&open_out(cx, handle));
         if !sent.is_delivered {
             close(cx, handle);
         }
@@ -93,7 +95,7 @@ fn made(
     cx.open_with(reply, Open::File, make, |reply, (entry, handle), pin| {
         cx.opened(Open::File, handle, pin);
         let sent = match cx.entry_out(&entry) {
-            Ok(entry_out) => reply.value(&CreateOut { entry: entry_out, open: open_out(handle) }),
+            Ok(entry_out) => reply.value(&CreateOut { entry: entry_out, open: open_out(cx, handle) }),
             Err(errno) => Sent { is_delivered: false, ..reply.error(errno) },
         };
         if !sent.is_delivered {

@@ -26,8 +26,10 @@ use sync::mutant::is_on;
 use sync::{Mutex, RwLock};
 use volume::{Cancel, CgroupPath, DrainReport, HandleId, NodeId, Volume};
 
-use super::wire::NodeTag;
+use super::wire::{self, NodeTag};
+use crate::device::Dev;
 use crate::invalidations::InvalidationQueue;
+use crate::notify::{Invalidation, NotifyError};
 use crate::sync_all::{Skipped, SyncTarget};
 
 /// How long the end of a volume that was given up is waited for where no call of its store hangs.
@@ -42,6 +44,8 @@ pub(crate) struct AttachedVolume {
     /// The tag of its files.
     pub(crate) tag: NodeTag,
     pub(crate) is_read_only: bool,
+    /// How long the kernel may remember what others change elsewhere; none: nobody does.
+    pub(crate) may_be_kept: Option<Duration>,
     /// The read sections of requests in hand.
     domain: Domain,
     is_closed: AtomicBool,
@@ -81,6 +85,7 @@ impl fmt::Debug for AttachedVolume {
 impl AttachedVolume {
     pub(crate) fn new(volume: Arc<Volume>, tag: NodeTag, is_read_only: bool, on_end: Option<OnEnd>) -> Self {
         Self {
+            may_be_kept: volume.may_be_kept(),
             volume,
             tag,
             is_read_only,
@@ -96,6 +101,23 @@ impl AttachedVolume {
             open_refs: Mutex::default(),
             on_end: Mutex::new(on_end),
         }
+    }
+
+    /// Has the kernel forget what it remembers of files that others have changed elsewhere. Names, and
+    /// attributes of directories, it asks for again soon: see `may_be_kept`.
+    pub(crate) fn forget_changed(&self, dev: &Arc<Dev>) {
+        let (tag, dev, invalidations) = (self.tag, Arc::downgrade(dev), Arc::downgrade(&self.invalidations));
+        self.volume.on_change(Arc::new(move |file| {
+            let (Some(dev), Some(invalidations)) = (dev.upgrade(), invalidations.upgrade()) else {
+                return true;
+            };
+            let Some(node) = wire::join(tag, file) else { return true };
+            let changed = Invalidation::Inode { id: store::ObjectId(node), offset: 0, len: 0 };
+            match invalidations.invalidate(&dev, [changed]) {
+                Ok(()) | Err(NotifyError::Ended) => true,
+                Err(NotifyError::Full | NotifyError::NoThread) => false,
+            }
+        }));
     }
 
     /// The right to ask the volume; none if it is ending.

@@ -44,6 +44,7 @@ impl MountTree {
             }
         });
         let served = Arc::new(AttachedVolume::new(Arc::clone(volume), tag, is_read_only, Some(ended)));
+        served.forget_changed(&self.dev);
         let superblock = SuperblockRef::new(Arc::clone(&served) as Arc<_>);
         // Before a path can cross into it.
         let files = MountNode::of_files(tag, (Arc::clone(&served), superblock.clone()), namespace);

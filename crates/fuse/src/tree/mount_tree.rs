@@ -87,6 +87,7 @@ impl MountTree {
     pub(crate) fn new(volume: Arc<Volume>, dev: Arc<Dev>) -> Self {
         let root = Arc::new(AttachedVolume::new(volume, NodeTag::ROOT, false, None));
         root.add_mount(NodeTag::ROOT);
+        root.forget_changed(&dev);
         let superblock = SuperblockRef::new(Arc::clone(&root) as Arc<_>);
         let namespace =
             Namespace::new(&superblock, mounts::Options::default()).expect("a new superblock can be mounted");

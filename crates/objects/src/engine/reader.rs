@@ -82,6 +82,35 @@ impl ReadEngine {
             .await;
         reader.map(Self).map_err(|error| plain(&error))
     }
+
+    /// Opens the newest tables alone; `cache` may be that of others of the volume.
+    pub(super) async fn open_tables(
+        (store, root): (Arc<dyn ObjectStore>, &Path),
+        codec: Codec,
+        cache: Arc<TableCache>,
+    ) -> Result<Self> {
+        let options = DbReaderOptions {
+            manifest_poll_interval: POLL,
+            skip_wal_replay: true,
+            ..DbReaderOptions::default()
+        };
+        let reader = DbReader::builder(engine_path(root), store)
+            .with_reader_mode(DbReaderMode::FollowLatest)
+            .with_options(options)
+            .with_db_cache(cache, 0)
+            .with_merge_operator(Arc::new(Sums))
+            .with_block_transformer(Arc::new(Blocks::new(codec)))
+            .build()
+            .await;
+        reader.map(Self).map_err(|error| plain(&error))
+    }
+
+    /// The last object of the log whose rows are all in the tables, and the sequence number of the
+    /// last row that is: tables may have rows of the next objects, too.
+    pub(super) fn reach(&self) -> (u64, u64) {
+        let manifest = self.0.manifest();
+        (manifest.replay_after_wal_id(), manifest.last_l0_seq())
+    }
 }
 
 #[async_trait]

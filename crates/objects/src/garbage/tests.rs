@@ -41,7 +41,7 @@ pub(crate) async fn write(tree: &Arc<Tree>, pin: &Pin, byte: u8, len: usize) {
     tree.sync_file(pin).await.unwrap();
 }
 
-async fn read(tree: &Arc<Tree>, pin: &Pin, len: usize) -> Vec<u8> {
+pub(crate) async fn read(tree: &Arc<Tree>, pin: &Pin, len: usize) -> Vec<u8> {
     let mut data = vec![0; len];
     assert_eq!(tree.read_at(pin, &mut data, 0).await.unwrap(), len);
     data
@@ -140,7 +140,7 @@ async fn a_reader_elsewhere_keeps_everything() {
     let last = Mounted::last_manifest(&bucket(&objects)).await.unwrap().unwrap();
     let options = MountOptions::plain(4, [2; 16]);
     let reader = Mounted::open_read_only(bucket(&objects), last, options).await.unwrap();
-    reader.keep(mark);
+    reader.keep(Some(mark));
     write(tree, &pin, 2, LARGE).await;
     assert_eq!(collector.pass().await.unwrap(), 0, "it is read elsewhere");
     assert_eq!(collector.collect(false).await.unwrap().readers.len(), 1);

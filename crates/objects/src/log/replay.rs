@@ -78,6 +78,11 @@ impl Replay {
         self.next
     }
 
+    /// The epoch of the last object that was read; 0: none was.
+    pub(crate) const fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     pub(crate) fn into_rows(self) -> Rows {
         self.rows
     }
@@ -105,6 +110,24 @@ impl Replay {
             }
         }
         Ok(Read::Whole)
+    }
+
+    /// Reads the next object that has rows, if it is there: fences are passed over. What an earlier
+    /// holder made behind a fence is no part of the log, and not looked at.
+    pub(crate) async fn try_next(&mut self) -> Result<Option<WalRows>> {
+        loop {
+            if let Some(rows) = self.rows.0.pop_front() {
+                return Ok(Some(rows));
+            }
+            let number = self.next;
+            let name = log_name(number);
+            let Some((object, _)) = self.bucket.get_at_most(&name, OBJECT_BYTES_MAX).await? else {
+                return Ok(None);
+            };
+            if !self.take(number, object, u64::MAX)? {
+                return Ok(None);
+            }
+        }
     }
 
     /// A crash leaves out objects that were not acknowledged, never one that was. Those `beyond` the

@@ -102,7 +102,7 @@ impl Taker {
         if self.has_journal { By::Host } else { By::Bucket }
     }
 
-    fn model<T>(&self, change: impl FnOnce(&mut Model) -> T) -> T {
+    pub(super) fn model<T>(&self, change: impl FnOnce(&mut Model) -> T) -> T {
         change(&mut self.progress.lock().model)
     }
 }
@@ -114,7 +114,7 @@ impl Volume {
     }
 
     /// A process's way to the bucket.
-    fn bucket(&self, number: u8, is_cut: &Arc<AtomicBool>) -> Bucket {
+    pub(super) fn bucket(&self, number: u8, is_cut: &Arc<AtomicBool>) -> Bucket {
         let objects = FaultyObjects::new(&self.world, Arc::clone(is_cut));
         let bucket = Bucket::new(Arc::new(objects), "v".into());
         bucket.seeded(number.into()).with_patience(Patience::UntilStopped)
@@ -242,9 +242,20 @@ impl Host {
     pub(super) fn new(volume: &Volume, random: Random, has_journal: bool) -> Self {
         let (taker, is_cut) = (volume.begin(has_journal), Arc::<AtomicBool>::default());
         let life = Life { volume: volume.clone(), taker, random };
+        let life = life.live(Arc::clone(&is_cut));
+        Self { has_journal, ..Self::with(life, is_cut) }
+    }
+
+    /// A host with this life.
+    pub(super) fn with(life: impl Future<Output = ()> + 'static, is_cut: Arc<AtomicBool>) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-        let life = Box::pin(life.live(Arc::clone(&is_cut)));
-        Self { life, runtime: runtime.expect("a runtime"), is_cut, has_ended: false, has_journal }
+        Self {
+            life: Box::pin(life),
+            runtime: runtime.expect("a runtime"),
+            is_cut,
+            has_ended: false,
+            has_journal: false,
+        }
     }
 
     /// From now on its requests come late and have no answers, or not any more.

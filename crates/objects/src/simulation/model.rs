@@ -89,6 +89,9 @@ pub(super) enum By {
 /// What a volume shows: names, in order, and what their files hold.
 pub(super) type Seen = Vec<(String, Content)>;
 
+/// The versions of files' contents that were seen last.
+pub(super) type Floor = BTreeMap<usize, usize>;
+
 impl Model {
     /// That of a holder which found this; it numbers its contents from `version` on.
     pub(super) fn new(seen: &Seen, version: u32) -> Self {
@@ -183,6 +186,29 @@ impl Model {
         let names = self.names();
         let content = |file: &usize| self.files[*file].versions.last().map_or(Content::EMPTY, |c| c.shown());
         names.iter().map(|(name, file)| (name.clone(), content(file))).collect()
+    }
+
+    /// The first step from `from` on after which the volume may show this, if versions of contents
+    /// are those of `floor` or later; those are then raised.
+    pub(super) fn first_that_shows(&self, seen: &Seen, from: usize, floor: &mut Floor) -> Option<usize> {
+        (from..self.history.len()).find(|step| {
+            let names = &self.history[*step];
+            if names.len() != seen.len() {
+                return false;
+            }
+            let mut raised = floor.clone();
+            let fits = seen.iter().all(|(name, content)| {
+                let Some(file) = names.get(name) else { return false };
+                let first = raised.get(file).copied().unwrap_or(0);
+                let versions = self.files[*file].versions.iter().enumerate().skip(first);
+                let found = versions.into_iter().find(|(_, version)| version.shown() == *content);
+                found.map(|(version, _)| raised.insert(*file, version)).is_some()
+            });
+            if fits {
+                *floor = raised;
+            }
+            fits
+        })
     }
 
     /// The next holder has found this: it must be a prefix that holds what was acknowledged.

@@ -43,7 +43,21 @@ fn what_a_journal_acknowledged_is_found_on_its_host() {
 /// The two together: a snapshot shows nothing that the journal alone has.
 #[test]
 fn a_snapshot_beside_a_journal_shows_what_was_there_when_it_was_made() {
-    run(seeds(50), With { snapshots: true, journal: true });
+    run(seeds(50), With { snapshots: true, journal: true, ..With::default() });
+}
+
+/// A reader that follows shows states that there were, each whole, none older than the one before,
+/// and in the end the last: whoever holds the volume.
+#[test]
+fn a_follower_shows_states_in_their_order() {
+    run(seeds(50), With { follower: true, ..With::default() });
+}
+
+/// The same beside snapshots, for which garbage stays or goes, and beside a journal: what it alone
+/// has, a follower does not show.
+#[test]
+fn a_follower_beside_snapshots_and_a_journal_shows_states_in_their_order() {
+    run(seeds(20), With { snapshots: true, journal: true, follower: true });
 }
 
 /// Seeds that once failed. In 1549 an fsync beside a truncation found that the truncation had
@@ -128,6 +142,10 @@ fn a_volume_that_keeps_no_order_is_caught() {
     let test =
         "simulation::schedules::journaled::an_object_of_which_the_journal_has_a_part_is_the_last_one_sent";
     assert_caught(test, &["log-sent-behind-a-part"], "it shows no prefix of what was done");
+    // A reader that follows.
+    let test = "simulation::schedules::a_follower_shows_states_in_their_order";
+    const UNKNOWN: &str = "shows what the volume never was, or was before";
+    assert_caught_by_any(test, &["follow-half-an-object"], &[UNKNOWN, TORN, "ends where its size says"]);
     let test = "simulation::schedules::an_fsync_uploads_its_own_data";
     assert_caught(test, &["fsync-of-all-files"], "an fsync uploads another file's data");
 }

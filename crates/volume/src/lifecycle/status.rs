@@ -123,6 +123,17 @@ impl Volume {
         }
     }
 
+    /// How long names, attributes and listings may be remembered: [`Store::may_be_kept`](store::Store).
+    #[must_use]
+    pub fn may_be_kept(&self) -> Option<std::time::Duration> {
+        self.core.store.may_be_kept()
+    }
+
+    /// Has the store tell of what others change: [`Store::on_change`](store::Store).
+    pub fn on_change(&self, tell: store::OnChange) {
+        self.core.store.on_change(tell);
+    }
+
     /// Whether files are open, or were until a moment ago. Costs nothing, and asks no store.
     #[must_use]
     pub fn has_open_files(&self) -> bool {

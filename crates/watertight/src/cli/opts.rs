@@ -145,6 +145,10 @@ pub const VALID: &[(&str, &str)] = &[
         "as `watertight limit`: limit=/customers/a:wbps=1M:sync_isolation=1; may be given several times",
     ),
     ("stall_after=TIME", "a store that does not answer a call for this long is stalled [5s]"),
+    (
+        "follow=TIME",
+        "object storage, with ro: show what others commit, looking for it this often [not at all]",
+    ),
     ("takeover", "object storage: take the volume from a holder that does not answer for 15 s"),
     ("abandon=HOST", "object storage: take it although only this host's journal has some of its data"),
     ("snapshot=NAME", "object storage: show this snapshot of the volume, read-only, and hold nothing"),
@@ -184,7 +188,7 @@ pub fn refused(name: &str) -> Option<&'static str> {
 
 /// The help that follows the arguments of `attach`.
 pub const ATTACH_HELP: &str = "Options for -o: ro, rw, cache=SIZE, flushers=N, dirty_after=TIME, dirty_max=SIZE, \
-flush_on_close, drain_timeout=TIME, sync_policy=POLICY, limit=CGROUP:LIMIT[:LIMIT], stall_after=TIME, takeover, abandon=HOST, snapshot=NAME, encrypt-key-file=FILE, journal=DIR, fsync_to=WHERE, journal_size=SIZE, disk_cache=DIR, disk_cache_size=SIZE, as for `mount`.\n\n\
+flush_on_close, drain_timeout=TIME, sync_policy=POLICY, limit=CGROUP:LIMIT[:LIMIT], stall_after=TIME, follow=TIME, takeover, abandon=HOST, snapshot=NAME, encrypt-key-file=FILE, journal=DIR, fsync_to=WHERE, journal_size=SIZE, disk_cache=DIR, disk_cache_size=SIZE, as for `mount`.\n\n\
 Examples:\n  \
 watertight attach /srv/project /mnt/data/project\n  \
 watertight attach -o ro,cache=64M dir:/srv/archive /mnt/data/archive\n  \
@@ -195,7 +199,8 @@ The last one shows a directory of the mountpoint in a second place.\n\
  Credentials for object storage are those in the environment of the mount process.";
 
 /// Options of volumes on object storage.
-const OF_OBJECT_STORAGE: [&str; 9] = [
+const OF_OBJECT_STORAGE: [&str; 10] = [
+    "follow",
     "takeover",
     "abandon",
     "snapshot",
@@ -206,6 +211,8 @@ const OF_OBJECT_STORAGE: [&str; 9] = [
     "disk_cache",
     "disk_cache_size",
 ];
+/// How often a volume that others write may be looked at.
+const FOLLOW: std::ops::RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
 
 /// Options that are of a mountpoint, and not of a volume.
 const OF_THE_MOUNTPOINT: [&str; 16] = [
@@ -239,7 +246,8 @@ pub fn mount_help() -> String {
          watertight mount /srv/data /mnt/data\n  \
          watertight mount -d -o cache=1G,ro dir:/srv/data /mnt/data\n  \
          watertight mount mem: /mnt/scratch\n  \
-         watertight mount s3://bucket/prefix /mnt/data\n\n\
+         watertight mount s3://bucket/prefix /mnt/data\n  \
+         watertight mount -o ro,follow=1s s3://bucket/prefix /mnt/copy\n\n\
          Volumes on object storage are made once, by `watertight format`. Credentials, region and endpoint come from where every \
          tool of AWS finds them (AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL and the like), for gs:// and az:// from GOOGLE_… and \
          AZURE_…; the mount process keeps them in its environment.\n\n\
@@ -299,7 +307,13 @@ impl MountOptions {
             if options.read_only == Some(false) {
                 return Err(wrong_option("snapshot: nothing can be written to a snapshot; leave rw out"));
             }
+            if options.objects.follow.is_some() {
+                return Err(wrong_option("follow: a snapshot stays as it is; leave one of the two out"));
+            }
             options.read_only = Some(true);
+        }
+        if options.objects.follow.is_some() && options.read_only != Some(true) {
+            return Err(wrong_option("follow: it is for a mount that only reads: give ro as well"));
         }
         let objects = &options.objects;
         if objects.journal.is_none() && (objects.fsync_to_host || objects.journal_size.is_some()) {
@@ -356,6 +370,13 @@ impl MountOptions {
                     ("isolated", SyncPolicy::Isolated),
                 ];
                 self.sync_policy = one_of(needed()?, &policies).map_err(wrong)?;
+            }
+            "follow" => {
+                let every = parse_duration(needed()?).map_err(wrong)?;
+                if !FOLLOW.contains(&every) {
+                    return Err(wrong("give a time from 200ms to 1h".to_owned()));
+                }
+                self.objects.follow = Some(every);
             }
             "abandon" => {
                 let host = needed()?;
@@ -565,6 +586,9 @@ mod tests {
             ("journal_size=1G", "give journal=DIR"),
             ("journal=/j,journal_size=1M", "at least 16M"),
             ("encrypt-key-file=key", "an absolute path"),
+            ("ro,follow=0", "from 200ms to 1h"),
+            ("ro,follow", "follow=…"),
+            ("follow=1s", "give ro as well"),
             ("takeover=1", "no mount option takeover=1"),
             ("cgroup=", "auto, v2, off, or the name"),
         ] {

@@ -8,6 +8,7 @@ mod bad_input;
 mod clone_volumes;
 mod disk_cache;
 mod durability;
+mod follow;
 mod gc;
 mod ill_store;
 mod journal;

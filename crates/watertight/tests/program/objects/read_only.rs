@@ -12,7 +12,7 @@ use crate::rig::{Daemon, Out, Rig, run};
 /// A mount that reads, on a host of its own.
 pub(super) struct Reader {
     daemon: Daemon,
-    mnt: PathBuf,
+    pub(super) mnt: PathBuf,
     runtime: PathBuf,
 }
 
