@@ -6,7 +6,9 @@
 //! conditional PUT after each fsync that it is compared with.
 
 mod bucket;
+mod delay;
 mod growth;
+mod reach;
 mod subject;
 
 use std::fs::{self, File};
@@ -39,20 +41,22 @@ const TOOK_MS: Metric = Metric::new("until_unmounted", "ms");
 const MISSING: Metric = Metric::new("bytes_missing", "B");
 const PUTS: Metric = Metric::new("puts", "");
 
+const OWN: [&str; 7] =
+    [FSYNC, UNTAR, LARGE, growth::SIZES[0].0, growth::SIZES[1].0, growth::SIZES[2].0, growth::OVERWRITE];
+const SCENARIOS: [&str; OWN.len() + reach::SCENARIOS.len()] = {
+    let mut all = [""; OWN.len() + reach::SCENARIOS.len()];
+    let (own, reach) = all.split_at_mut(OWN.len());
+    own.copy_from_slice(&OWN);
+    reach.copy_from_slice(&reach::SCENARIOS);
+    all
+};
+
 /// The experiment.
 pub(crate) static EXPERIMENT: Experiment = Experiment {
     name: "objects",
     question: "what does a volume in a bucket cost, in the server's own requests?",
     variants: &VARIANTS,
-    scenarios: &[
-        FSYNC,
-        UNTAR,
-        LARGE,
-        growth::SIZES[0].0,
-        growth::SIZES[1].0,
-        growth::SIZES[2].0,
-        growth::OVERWRITE,
-    ],
+    scenarios: &SCENARIOS,
     baseline: None,
     run,
 };
@@ -89,7 +93,7 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
         if settings.scenarios.contains(&FSYNC) {
             progress.now("fsync beside the server's own requests");
             let subject = Subject::ours(&program, &server, scratch.path(), &format!("fsync-{round}"))?;
-            fsyncs(&subject, &server, &settings.variants, recorder)?;
+            fsyncs(FSYNC, &subject, &server, &settings.variants, recorder)?;
             if settings.variants.contains(&"journal") {
                 progress.now("fsync to a journal");
                 let name = format!("journal-{round}");
@@ -101,21 +105,16 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
             }
         }
         volumes_of_ours(settings, (&program, &server, scratch.path()), round, progress, recorder)?;
-        let variants = VARIANTS
-            .iter()
-            .filter(|variant| !FSYNC_ALONE.contains(variant) && settings.variants.contains(variant));
+        let chosen = (program.as_path(), &server, scratch.path());
+        reach::measure(settings, chosen, round, progress, recorder)?;
+        let variants = settings.variants.iter().filter(|variant| is_mounted(variant));
         for (archive, &variant) in
             archives.iter().flat_map(|archive| variants.clone().map(move |v| (archive, v)))
         {
             let scenario = archive.scenario;
             progress.now(&format!("{scenario} on {variant}"));
             let name = format!("{scenario}-{variant}-{round}").to_lowercase();
-            let subject = match variant {
-                "rclone" => Subject::rclone(&server, scratch.path(), &name),
-                "juicefs" => Subject::juicefs(&server, scratch.path(), &name, false),
-                "juicefs-writeback" => Subject::juicefs(&server, scratch.path(), &name, true),
-                _ => Subject::ours(&program, &server, scratch.path(), &name),
-            };
+            let subject = mount_of(variant, chosen, &name);
             if let Err(error) = subject.and_then(|subject| untar(variant, &subject, archive, recorder)) {
                 recorder.absent(scenario, variant, TOOK_MS, &format!("{error:#}"));
             }
@@ -128,6 +127,25 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
         "journal: an fsync with fsync_to=host; disk: fdatasync(2) of 4 KiB beside its journal".to_owned(),
         "bytes_missing: what another client does not find right after umount(8) has returned".to_owned(),
     ])
+}
+
+/// Whether a variant is a file system.
+fn is_mounted(variant: &str) -> bool {
+    !FSYNC_ALONE.contains(&variant)
+}
+
+/// A new volume of ours, or of a peer's.
+fn mount_of(
+    variant: &str,
+    (program, server, scratch): (&Path, &Server, &Path),
+    name: &str,
+) -> anyhow::Result<Subject> {
+    match variant {
+        "rclone" => Subject::rclone(server, scratch, name),
+        "juicefs" => Subject::juicefs(server, scratch, name, false),
+        "juicefs-writeback" => Subject::juicefs(server, scratch, name, true),
+        _ => Subject::ours(program, server, scratch, name),
+    }
 }
 
 /// Scenarios that need no peer.
@@ -190,6 +208,7 @@ impl Archive {
 }
 
 fn fsyncs(
+    scenario: &str,
     subject: &Subject,
     server: &Server,
     variants: &[&'static str],
@@ -211,7 +230,7 @@ fn fsyncs(
     mounted.unmount()?;
     for (variant, took) in [("default", &ours), ("server", &own)] {
         if variants.contains(&variant) {
-            recorder.operations_us(FSYNC, variant, TOOK_US, took);
+            recorder.operations_us(scenario, variant, TOOK_US, took);
         }
     }
     Ok(())

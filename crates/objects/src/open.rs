@@ -29,11 +29,19 @@ const MAX_MEMORY: usize = 4096;
 /// Settings that make no sense, with the name of each. Whether the bucket is there, the first
 /// request says.
 pub fn open_bucket(url: &Url) -> Result<Bucket> {
+    open_bucket_in(url, &|name| std::env::var(name).ok())
+}
+
+/// As [`open_bucket`]; of an S3 bucket the settings are these variables' and not the process's.
+///
+/// # Errors
+/// As there.
+pub fn open_bucket_in(url: &Url, environment: &dyn Fn(&str) -> Option<String>) -> Result<Bucket> {
     let mut about = About { url: url.to_string(), credentials: String::new() };
     let mut root = url.prefix().clone();
     let store: Arc<dyn ObjectStore> = match url.scheme() {
         Scheme::S3 => {
-            let (store, from) = aws::open(url.bucket(), &|name| std::env::var(name).ok())?;
+            let (store, from) = aws::open(url.bucket(), environment)?;
             about.credentials = from;
             Arc::new(store)
         }

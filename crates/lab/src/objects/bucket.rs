@@ -4,13 +4,21 @@ use std::cell::Cell;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use tokio::runtime::Runtime;
+
+use super::delay::Delay;
+
+/// The largest object of the server's own.
+const OBJECT_MAX: u64 = 64 << 20;
 
 /// A bucket on a server, or else in a directory.
 #[derive(Debug)]
 pub(super) struct Server {
     base: String,
+    /// Where clients find it: at the proxy that may delay its answers.
     pub(super) endpoint: Option<String>,
+    delay: Option<Delay>,
     runtime: Runtime,
     bucket: objects::bucket::Bucket,
     next: Cell<u64>,
@@ -28,12 +36,15 @@ impl Server {
             None => (format!("file://{}/bucket", scratch.display()), None),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let url = format!("{base}/server").parse()?;
-        let bucket = {
-            let _entered = runtime.enter();
-            objects::open::open_bucket(&url)?
-        };
-        Ok(Self { base, endpoint, runtime, bucket, next: Cell::new(0) })
+        let delay = endpoint.as_deref().map(Delay::before).transpose()?;
+        let endpoint = delay.as_ref().map(Delay::endpoint);
+        let bucket = open(&format!("{base}/server"), endpoint.as_ref(), &runtime)?;
+        Ok(Self { base, endpoint, delay, runtime, bucket, next: Cell::new(0) })
+    }
+
+    /// From now on each answer comes so much later, if there is a server.
+    pub(super) fn delay(&self, by: Duration) {
+        self.delay.iter().for_each(|delay| delay.set(by));
     }
 
     /// For the notes.
@@ -55,9 +66,7 @@ impl Server {
     /// # Errors
     /// If they cannot be listed.
     pub(super) fn bytes(&self, name: &str) -> anyhow::Result<u64> {
-        let url = self.url(name).parse()?;
-        let _entered = self.runtime.enter();
-        let bucket = objects::open::open_bucket(&url)?;
+        let bucket = open(&self.url(name), self.endpoint.as_ref(), &self.runtime)?;
         let mut bytes = 0;
         for dir in ["seg", "log", "meta"] {
             let listed = self.runtime.block_on(bucket.list_sizes(dir))?;
@@ -85,4 +94,57 @@ impl Server {
         anyhow::ensure!(matches!(made, objects::bucket::Condition::Met(_)), "{name}: somebody else made it");
         Ok(took)
     }
+
+    /// Makes objects, so many at a time; how long that took, and their names.
+    ///
+    /// # Errors
+    /// If the server does not do it.
+    pub(super) fn put_all(
+        &self,
+        parts: &[&[u8]],
+        together: usize,
+    ) -> anyhow::Result<(Duration, Vec<String>)> {
+        let first = self.next.get();
+        let named: Vec<_> = (first..).map(|number| format!("object-{number}")).zip(parts).collect();
+        self.next.set(first + parts.len() as u64);
+        let begun = Instant::now();
+        let bulk = &self.bucket.bulk();
+        let made = named.iter().map(|(name, part)| async move {
+            let made = bulk.create(name, part.to_vec().into()).await?;
+            anyhow::ensure!(
+                matches!(made, objects::bucket::Condition::Met(_)),
+                "{name}: somebody else made it"
+            );
+            Ok(())
+        });
+        let made = stream::iter(made).buffer_unordered(together).try_collect::<()>();
+        self.runtime.block_on(made)?;
+        Ok((begun.elapsed(), named.into_iter().map(|(name, _)| name).collect()))
+    }
+
+    /// Fetches objects, so many at a time; how long that took.
+    ///
+    /// # Errors
+    /// If the server does not do it, or one is gone.
+    pub(super) fn get_all(&self, names: &[String], together: usize) -> anyhow::Result<Duration> {
+        let begun = Instant::now();
+        let bulk = &self.bucket.bulk();
+        let got = names.iter().map(|name| async move {
+            let got = bulk.get_at_most(name, OBJECT_MAX).await?;
+            anyhow::ensure!(got.is_some(), "{name} is gone");
+            Ok(())
+        });
+        self.runtime.block_on(stream::iter(got).buffer_unordered(together).try_collect::<()>())?;
+        Ok(begun.elapsed())
+    }
+}
+
+/// The bucket of a URL, by way of this endpoint.
+fn open(url: &str, endpoint: Option<&String>, runtime: &Runtime) -> anyhow::Result<objects::bucket::Bucket> {
+    let _entered = runtime.enter();
+    let environment = |name: &str| match name {
+        "AWS_ENDPOINT_URL" => endpoint.cloned(),
+        _ => std::env::var(name).ok(),
+    };
+    Ok(objects::open::open_bucket_in(&url.parse()?, &environment)?)
 }

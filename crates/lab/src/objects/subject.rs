@@ -20,6 +20,8 @@ pub(super) struct Subject {
     directory: PathBuf,
     program: PathBuf,
     kind: Kind,
+    /// The server's, for a volume of ours.
+    endpoint: Option<String>,
 }
 
 enum Kind {
@@ -58,7 +60,10 @@ impl Subject {
     /// If it cannot be formatted.
     pub(super) fn ours(program: &Path, server: &Server, scratch: &Path, name: &str) -> anyhow::Result<Self> {
         let url = server.url(name);
-        let subject = Self::new(program.to_owned(), scratch, name, Kind::Ours { url: url.clone() })?;
+        let subject = Self {
+            endpoint: server.endpoint.clone(),
+            ..Self::new(program.to_owned(), scratch, name, Kind::Ours { url: url.clone() })?
+        };
         let output = subject.command(&["format", &url]).output()?;
         ensure!(output.status.success(), "format: {}", said(&output));
         Ok(subject)
@@ -109,7 +114,7 @@ impl Subject {
         for part in ["mount", "elsewhere", "cache"] {
             fs::create_dir_all(directory.join(part))?;
         }
-        Ok(Self { directory, program, kind })
+        Ok(Self { directory, program, kind, endpoint: None })
     }
 
     /// Mounts it.
@@ -118,6 +123,14 @@ impl Subject {
     /// If it does not come up.
     pub(super) fn mount(&self) -> anyhow::Result<Mounted> {
         self.mount_at("mount", "run", "")
+    }
+
+    /// Mounts it in another place, as another host does.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub(super) fn mount_elsewhere(&self) -> anyhow::Result<Mounted> {
+        self.mount_at("elsewhere", "run-elsewhere", "")
     }
 
     /// Mounts a volume of ours whose fsyncs wait for a journal.
@@ -162,6 +175,7 @@ impl Subject {
         let mut command = Command::new(&self.program);
         // With a bundle, rclone 1.60 refuses every S3 server.
         command.args(arguments).env_remove("AWS_CA_BUNDLE").stdin(Stdio::null());
+        command.envs(self.endpoint.iter().map(|endpoint| ("AWS_ENDPOINT_URL", endpoint)));
         command
     }
 
@@ -184,7 +198,7 @@ impl Subject {
     pub(super) fn bytes_missing(&self, tree: &Path) -> anyhow::Result<u64> {
         match &self.kind {
             Kind::Ours { .. } => {
-                let mounted = self.mount_at("elsewhere", "run-elsewhere", "")?;
+                let mounted = self.mount_elsewhere()?;
                 let missing = files(tree)?.into_iter().try_fold(0, |missing, (name, len)| {
                     let is_there =
                         fs::read(mounted.path().join(&name)).ok() == Some(fs::read(tree.join(&name))?);

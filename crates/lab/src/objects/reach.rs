@@ -1,0 +1,375 @@
+//! What a volume reaches of its server's own speed, at several distances.
+//!
+//! Each scenario ends with the time that is added to each answer. The variant `server` is the same
+//! bytes in the same objects, sent and fetched by the same client without a volume.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use testing::cgroup::Cgroup;
+
+use super::bucket::Server;
+use super::growth::REQUESTS;
+use super::subject::{Mounted, Subject};
+use super::{PUTS, TOOK_US, fsyncs, mount_of};
+use crate::experiment::Settings;
+use crate::progress::Progress;
+use crate::report::{Metric, Recorder};
+use crate::stats::Histogram;
+
+/// Times that are added, in ms.
+const DISTANCES: [u64; 3] = [0, 10, 50];
+pub(super) const SCENARIOS: [&str; 19] = [
+    "fsync-4k-10ms",
+    "fsync-4k-50ms",
+    "fsync-beside-1G",
+    "fsync-64-50ms",
+    "sequential-0ms",
+    "sequential-10ms",
+    "sequential-50ms",
+    "handover-0ms",
+    "handover-10ms",
+    "handover-50ms",
+    "git-0ms",
+    "git-10ms",
+    "git-50ms",
+    "sqlite-0ms",
+    "sqlite-10ms",
+    "sqlite-50ms",
+    "rm-0ms",
+    "rm-10ms",
+    "rm-50ms",
+];
+
+const WRITE: Metric = Metric::rate("write", "MB/s");
+const READ: Metric = Metric::rate("cold_read", "MB/s");
+const SYNCS_RATE: Metric = Metric::rate("fsyncs", "1/s");
+const PER_PUT: Metric = Metric::new("fsyncs_per_put", "");
+const ALONE_US: Metric = Metric::new("alone", "us");
+const BESIDE_US: Metric = Metric::new("beside", "us");
+const UNTIL_READ_MS: Metric = Metric::new("umount_to_first_read", "ms");
+const TOOK_MS: Metric = Metric::new("until_unmounted", "ms");
+
+/// A file that is written and read in sequence, and what one call moves.
+const LARGE: usize = 256 << 20;
+const CALL: usize = 1 << 20;
+/// Objects of the server's own, and how many are on their way at a time.
+const OBJECT: usize = 8 << 20;
+const TOGETHER: usize = 8;
+const THREADS: usize = 64;
+const SYNCING: Duration = Duration::from_secs(5);
+
+/// Runs the chosen scenarios once.
+///
+/// # Errors
+/// If one of ours or of the server's own cannot be measured; a peer that fails is a row that says why.
+pub(super) fn measure(
+    settings: &Settings,
+    (program, server, scratch): (&Path, &Server, &Path),
+    round: usize,
+    progress: &Progress,
+    recorder: &mut Recorder,
+) -> anyhow::Result<()> {
+    for scenario in SCENARIOS.into_iter().filter(|scenario| settings.scenarios.contains(scenario)) {
+        if settings.stop.is_set() {
+            break;
+        }
+        let (kind, distance) = parts(scenario);
+        if distance > 0 && server.endpoint.is_none() {
+            recorder.absent(scenario, "default", TOOK_MS, "not run: a directory has no distance");
+            continue;
+        }
+        progress.now(scenario);
+        server.delay(Duration::from_millis(distance));
+        let name = |variant: &str| format!("{scenario}-{variant}-{round}").to_lowercase();
+        let ours = || Subject::ours(program, server, scratch, &name("default"));
+        match kind {
+            "fsync-4k" => fsyncs(scenario, &ours()?, server, &settings.variants, recorder)?,
+            "fsync-beside-1G" => beside(scenario, &ours()?, scratch, recorder)?,
+            "fsync-64" => many(scenario, &ours()?, recorder)?,
+            "sequential" => sequential(scenario, &ours()?, server, &settings.variants, recorder)?,
+            "handover" => handover(scenario, &ours()?, recorder)?,
+            _ => {
+                for &variant in settings.variants.iter().filter(|variant| super::is_mounted(variant)) {
+                    let subject = mount_of(variant, (program, server, scratch), &name(variant));
+                    let done = subject
+                        .and_then(|subject| work(scenario, kind, variant, &subject, scratch, recorder));
+                    if let Err(error) = done {
+                        recorder.absent(scenario, variant, TOOK_MS, &format!("{error:#}"));
+                    }
+                }
+            }
+        }
+        server.delay(Duration::ZERO);
+    }
+    Ok(())
+}
+
+/// What a scenario does, and how many ms are added.
+fn parts(scenario: &'static str) -> (&'static str, u64) {
+    let found = DISTANCES
+        .into_iter()
+        .find_map(|distance| Some((scenario.strip_suffix(&format!("-{distance}ms"))?, distance)));
+    found.unwrap_or((scenario, 0))
+}
+
+/// Fsyncs of one cgroup, alone and while a process of another writes 1 GiB.
+fn beside(scenario: &str, subject: &Subject, scratch: &Path, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let Some(neighbour) = Cgroup::make() else {
+        recorder.absent(scenario, "default", BESIDE_US, "not run: no cgroup can be made");
+        return Ok(());
+    };
+    let mounted = subject.mount()?;
+    let file = File::create(mounted.path().join("file"))?;
+    file.sync_all()?;
+    recorder.operations_us(scenario, "default", ALONE_US, &super::synced_blocks(&file)?);
+    let source = scratch.join("1M");
+    let mut data = vec![0; CALL];
+    fill(&mut data, 7);
+    fs::write(&source, &data)?;
+    let mut command = neighbour.command("sh");
+    command.args(["-c", "for _ in $(seq 1024); do cat \"$1\"; done >\"$2\"", "sh"]);
+    command.arg(&source).arg(mounted.path().join("large"));
+    let mut writer = command.spawn().context("sh")?;
+    let mut took = Histogram::default();
+    let mut number = 0_u64;
+    while writer.try_wait()?.is_none() {
+        let begun = Instant::now();
+        file.write_all_at(&[1; 4096], number * 4096)?;
+        file.sync_data()?;
+        took.add(begun.elapsed());
+        number += 1;
+    }
+    ensure!(number > 0, "the neighbour had ended before an fsync");
+    recorder.operations_us(scenario, "default", BESIDE_US, &took);
+    drop(file);
+    mounted.unmount()
+}
+
+/// Fsyncs of many threads, each of a file of its own.
+fn many(scenario: &str, subject: &Subject, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let mounted = subject.mount()?;
+    let files: Vec<File> = (0..THREADS)
+        .map(|number| {
+            let file = File::create(mounted.path().join(format!("file-{number}")))?;
+            file.sync_all()?;
+            Ok(file)
+        })
+        .collect::<std::io::Result<_>>()?;
+    let before = mounted.requests()?.context("the volume does not count its requests")?;
+    let (ready, begun) = (Barrier::new(THREADS), Instant::now());
+    let all: Vec<std::io::Result<Histogram>> = thread::scope(|scope| {
+        let syncing = files.iter().map(|file| {
+            let ready = &ready;
+            scope.spawn(move || {
+                ready.wait();
+                let (mut took, since, mut number) = (Histogram::default(), Instant::now(), 0);
+                while since.elapsed() < SYNCING {
+                    let begun = Instant::now();
+                    file.write_all_at(&[2; 4096], number * 4096)?;
+                    file.sync_data()?;
+                    took.add(begun.elapsed());
+                    number += 1;
+                }
+                Ok(took)
+            })
+        });
+        let syncing: Vec<_> = syncing.collect();
+        syncing.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
+    });
+    let took = begun.elapsed().as_secs_f64();
+    let after = mounted.requests()?.context("the volume does not count its requests")?;
+    let mut together = Histogram::default();
+    for one in all {
+        together.merge(&one?);
+    }
+    let fsyncs = together.count() as f64;
+    recorder.operations_us(scenario, "default", TOOK_US, &together);
+    recorder.rate(scenario, "default", SYNCS_RATE, fsyncs / took);
+    recorder.value(scenario, "default", PER_PUT, fsyncs / (after.puts - before.puts).max(1) as f64);
+    drop(files);
+    mounted.unmount()
+}
+
+/// A file written in sequence until it is unmounted, and read in sequence after another mount.
+fn sequential(
+    scenario: &str,
+    subject: &Subject,
+    server: &Server,
+    variants: &[&'static str],
+    recorder: &mut Recorder,
+) -> anyhow::Result<()> {
+    let mut data = vec![0; LARGE];
+    fill(&mut data, 1);
+    let rate = |took: Duration| LARGE as f64 / 1e6 / took.as_secs_f64();
+    let mounted = subject.mount()?;
+    let begun = Instant::now();
+    let file = File::create(mounted.path().join("file"))?;
+    for (number, part) in data.chunks(CALL).enumerate() {
+        file.write_all_at(part, (number * CALL) as u64)?;
+    }
+    drop(file);
+    mounted.unmount()?;
+    recorder.rate(scenario, "default", WRITE, rate(begun.elapsed()));
+    let parts: Vec<&[u8]> = data.chunks(OBJECT).collect();
+    let (puts, names) = server.put_all(&parts, TOGETHER)?;
+    let mounted = subject.mount()?;
+    let begun = Instant::now();
+    let mut file = File::open(mounted.path().join("file"))?;
+    let mut part = vec![0; CALL];
+    for expected in data.chunks(CALL) {
+        file.read_exact(&mut part[..expected.len()])?;
+        ensure!(part[..expected.len()] == *expected, "other bytes were read than were written");
+    }
+    let took = begun.elapsed();
+    drop(file);
+    let requests = mounted.requests()?.context("the volume does not count its requests")?;
+    mounted.unmount()?;
+    recorder.rate(scenario, "default", READ, rate(took));
+    recorder.value(scenario, "default", REQUESTS, requests.all as f64);
+    recorder.note(scenario, "default", "requests: of the mount that reads");
+    let gets = server.get_all(&names, TOGETHER)?;
+    if variants.contains(&"server") {
+        recorder.rate(scenario, "server", WRITE, rate(puts));
+        recorder.rate(scenario, "server", READ, rate(gets));
+    }
+    Ok(())
+}
+
+/// From an unmount with something to write to the first read of it elsewhere.
+fn handover(scenario: &str, subject: &Subject, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let mounted = subject.mount()?;
+    for number in 0..100 {
+        fs::write(mounted.path().join(format!("file-{number}")), [3; 4096])?;
+    }
+    let begun = Instant::now();
+    mounted.unmount()?;
+    let elsewhere = subject.mount_elsewhere()?;
+    ensure!(fs::read(elsewhere.path().join("file-99"))? == [3; 4096], "other bytes than were written");
+    recorder.value(scenario, "default", UNTIL_READ_MS, begun.elapsed().as_secs_f64() * 1000.0);
+    let requests = elsewhere.requests()?.context("the volume does not count its requests")?;
+    recorder.value(scenario, "default", REQUESTS, requests.all as f64);
+    recorder.note(scenario, "default", "requests: of the mount and the read elsewhere");
+    elsewhere.unmount()
+}
+
+/// What people do with files, from the first call to umount's return.
+fn work(
+    scenario: &str,
+    kind: &str,
+    variant: &str,
+    subject: &Subject,
+    scratch: &Path,
+    recorder: &mut Recorder,
+) -> anyhow::Result<()> {
+    let tree = scratch.join("tree");
+    if !tree.exists() {
+        plant(&tree)?;
+    }
+    let mounted = subject.mount()?;
+    let at = mounted.path().to_owned();
+    if kind == "rm" {
+        run(Command::new("cp").arg("-r").arg(&tree).arg(at.join("tree")))?;
+        rustix::fs::syncfs(File::open(&at)?).context("syncfs")?;
+    }
+    let before = mounted.requests()?;
+    let begun = Instant::now();
+    match kind {
+        "git" => {
+            let git = |arguments: &[&str]| {
+                let mut command = Command::new("git");
+                command.current_dir(&at).args(["-c", "user.name=lab", "-c", "user.email=lab@example.com"]);
+                command.args(["-c", "gc.auto=0", "-c", "init.defaultBranch=main", "-c", "safe.directory=*"]);
+                run(command.args(arguments))
+            };
+            git(&["init", "--quiet", "."])?;
+            run(Command::new("cp").arg("-r").arg(tree.join(".")).arg(&at))?;
+            git(&["add", "."])?;
+            git(&["commit", "--quiet", "-m", "all"])?;
+            git(&["checkout", "--quiet", "-b", "other"])?;
+            git(&["gc", "--quiet"])?;
+        }
+        "sqlite" => {
+            let mut script = String::from("PRAGMA synchronous=FULL; CREATE TABLE t(a INTEGER, b TEXT);\n");
+            for number in 0..50 {
+                script.push_str(&format!("INSERT INTO t VALUES({number}, printf('%.500c', 'x'));\n"));
+            }
+            run(Command::new("sqlite3").arg(at.join("database")).arg(script))?;
+        }
+        _ => run(Command::new("rm").arg("-rf").arg(at.join("tree")))?,
+    }
+    let done = begun.elapsed();
+    let requests = requests_of(&mounted, before)?;
+    let begun = Instant::now();
+    mounted.unmount()?;
+    recorder.value(scenario, variant, TOOK_MS, (done + begun.elapsed()).as_secs_f64() * 1000.0);
+    if let Some((all, puts)) = requests {
+        recorder.value(scenario, variant, REQUESTS, all as f64);
+        recorder.value(scenario, variant, PUTS, puts as f64);
+        recorder.note(scenario, variant, "requests: of the work and a sync of it");
+    }
+    Ok(())
+}
+
+/// The requests of what was done since, when all of it is in the bucket.
+fn requests_of(
+    mounted: &Mounted,
+    before: Option<super::subject::Requests>,
+) -> anyhow::Result<Option<(u64, u64)>> {
+    let Some(before) = before else { return Ok(None) };
+    rustix::fs::syncfs(File::open(mounted.path())?).context("syncfs")?;
+    let after = mounted.requests()?.context("the volume does not count its requests")?;
+    Ok(Some((after.all.saturating_sub(before.all), after.puts.saturating_sub(before.puts))))
+}
+
+/// A small tree of sources.
+fn plant(tree: &Path) -> anyhow::Result<()> {
+    let mut data = vec![0; 16 << 10];
+    for number in 0..300_usize {
+        let directory = tree.join(format!("d{:02}", number % 20));
+        fs::create_dir_all(&directory)?;
+        fill(&mut data, number as u64 + 1);
+        fs::write(directory.join(format!("file-{number}")), &data[..100 + number * 50])?;
+    }
+    Ok(())
+}
+
+fn run(command: &mut Command) -> anyhow::Result<()> {
+    let output = command.output().with_context(|| format!("{:?}", command.get_program()))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{:?}: {}", command.get_program(), said.trim());
+    Ok(())
+}
+
+/// Bytes that no program makes smaller (xorshift).
+fn fill(data: &mut [u8], seed: u64) {
+    let mut random = seed.max(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    for word in data.chunks_exact_mut(8) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        word.copy_from_slice(&random.to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scenario_says_its_distance() {
+        assert_eq!(parts("fsync-64-50ms"), ("fsync-64", 50));
+        assert_eq!(parts("sequential-0ms"), ("sequential", 0));
+        assert_eq!(parts("fsync-beside-1G"), ("fsync-beside-1G", 0));
+        let kinds =
+            ["fsync-4k", "fsync-beside-1G", "fsync-64", "sequential", "handover", "git", "sqlite", "rm"];
+        assert!(SCENARIOS.iter().all(|scenario| kinds.contains(&parts(scenario).0)));
+    }
+}
