@@ -374,7 +374,7 @@ pub fn collect_garbage(url: &str, key_file: Option<&std::path::Path>, is_tried: 
 }
 
 /// The volume's bucket, for reading; a clone that was never mounted has nothing to be read yet.
-async fn of_family(bucket: &Bucket, format: &Format) -> Result<Bucket> {
+pub(crate) async fn of_family(bucket: &Bucket, format: &Format) -> Result<Bucket> {
     if format.parents.is_empty() || Mounted::last_manifest(bucket).await?.is_none() {
         return Ok(bucket.clone());
     }
@@ -382,7 +382,7 @@ async fn of_family(bucket: &Bucket, format: &Format) -> Result<Bucket> {
 }
 
 /// How the volume's data is encoded.
-fn codec_of(format: &Format, key: Option<&UserKey>) -> Result<Codec> {
+pub(crate) fn codec_of(format: &Format, key: Option<&UserKey>) -> Result<Codec> {
     let uuid = format.family().to_bytes();
     let key = match (&format.encryption, key) {
         (None, None) => None,

@@ -30,6 +30,7 @@
 //! wrong about its lease (its clock stood still, its host was suspended, a copy of its virtual
 //! machine was started) finds its fence there.
 
+mod anew;
 mod held;
 mod host;
 mod info;
@@ -56,7 +57,7 @@ use std::sync::Arc;
 
 use store::{ErrorKind, Result};
 
-use crate::bucket::Bucket;
+use crate::bucket::{Bucket, Tag};
 
 /// The lease of a volume.
 #[derive(Debug)]
@@ -69,6 +70,18 @@ impl Lease {
     /// The bucket's.
     pub async fn create_free(bucket: &Bucket) -> Result<Created> {
         swap::create(bucket, &LeaseInfo::free(Nonce::new()?)).await
+    }
+
+    /// The object's name below the volume's prefix.
+    pub const OBJECT: &str = swap::OBJECT;
+
+    /// Makes the object, free, where it is missing or `damaged`, for a volume whose last writer had
+    /// this `epoch`.
+    ///
+    /// # Errors
+    /// The bucket's.
+    pub async fn make_anew(bucket: &Bucket, epoch: u64, damaged: Option<&Tag>) -> Result<Created> {
+        anew::make(bucket, epoch, damaged).await
     }
 
     /// Takes the volume for this process, if it is free, or if the request allows it.

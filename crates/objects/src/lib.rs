@@ -60,6 +60,7 @@ mod extents;
 mod find_snapshot;
 mod follow;
 pub mod format;
+mod fsck;
 mod garbage;
 mod hex;
 mod journal;
@@ -113,3 +114,4 @@ pub use api::{
 };
 pub use change_key::{KeyChange, change_key};
 pub use disk_cache::DiskCacheOptions;
+pub use fsck::{Checked, Finding, FsckOptions, Progress, Repair, Unneeded, fsck};

@@ -54,6 +54,8 @@ pub(crate) struct MountOptions {
     pub(crate) journal: Option<Arc<MountJournal>>,
     /// How often one that only reads looks for what is new; none: never.
     pub(crate) follow: Option<Duration>,
+    /// Rows may be wrong: nothing is done by itself that rests on them.
+    pub(crate) is_repair: bool,
 }
 
 impl MountOptions {
@@ -70,6 +72,7 @@ impl MountOptions {
             disk_cache: None,
             journal: None,
             follow: None,
+            is_repair: false,
         }
     }
 
@@ -95,6 +98,7 @@ impl MountOptions {
             disk_cache: None,
             journal: None,
             follow: None,
+            is_repair: false,
         }
     }
 }
@@ -159,7 +163,9 @@ impl Mounted {
         let segments = Segments::new(bucket.bulk(), options.codec, Arc::clone(&log), epoch, disk_cache);
         let engine = Arc::new(engine);
         let tree = Tree::open(Arc::clone(&engine) as _, segments, epoch, options.size_max).await?;
-        tree.set_up().await?;
+        if !options.is_repair {
+            tree.set_up().await?;
+        }
         if let Some(journal) = &journal {
             journal.begin(&log, options.nonce);
         }
@@ -177,7 +183,7 @@ impl Mounted {
         });
         let (tree, log) = (Arc::clone(&mounted.tree), Arc::clone(&mounted.log));
         tokio::spawn(background.clone().run_until_cancelled_owned(commit_by_time(tree, log)));
-        if let Some(collector) = mounted.collector(options.garbage) {
+        if let Some(collector) = mounted.collector(options.garbage).filter(|_| !options.is_repair) {
             tokio::spawn(background.clone().run_until_cancelled_owned(collector.keep()));
         }
         if let Some(held) = &mounted.held {

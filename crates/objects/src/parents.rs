@@ -102,6 +102,11 @@ impl Parents {
         self.all.first().is_some_and(|(_, parent)| parent.has(object))
     }
 
+    /// Where they are.
+    pub(crate) fn places(&self) -> impl Iterator<Item = &Path> {
+        self.all.iter().map(|(place, _)| place)
+    }
+
     /// Where the object with this name is, if it is a parent's.
     pub(crate) fn place_of(&self, name: &str) -> Option<&Path> {
         if self.all.is_empty() {

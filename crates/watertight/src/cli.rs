@@ -97,6 +97,10 @@ pub enum Verb {
         elsewhere, nothing is removed.")]
     Gc(GcArgs),
 
+    /// Check whether a volume on object storage is whole, and mend it.
+    #[command(after_help = FSCK_HELP)]
+    Fsck(FsckArgs),
+
     /// Make, list or delete snapshots of a volume on object storage: its files as they were.
     #[command(after_help = SNAPSHOT_HELP)]
     Snapshot(SnapshotArgs),
@@ -361,6 +365,19 @@ const CLONE_VOLUME_HELP: &str = "Example:\n  \
     both volumes are mounted, changed and collected independently. It has the key of its volume, compression and size, and may be cloned \
     itself. A snapshot that a clone needs cannot be deleted; delete the clone's objects first.";
 
+/// The help that follows the arguments of `fsck`.
+const FSCK_HELP: &str = "Examples:\n  \
+    watertight fsck s3://bucket/prefix\n  \
+    watertight fsck --data s3://bucket/prefix\n  \
+    watertight fsck --repair s3://bucket/prefix\n  \
+    watertight fsck --json s3://bucket/prefix | jq .findings\n\n\
+    A check holds nothing: a mounted volume is checked as its last commit left it. It reads all metadata, and looks whether every object is \
+    there and long enough that files and snapshots need; with --data it reads these, too.\n\n\
+    --repair takes the volume as a mount does. What is counted wrongly is counted; a name of nothing goes; a file without a name gets one in \
+    /lost+found; a lease, and objects of the log that cannot be replayed, are replaced, and kept as copies below damaged/ in the bucket. \
+    Data that is missing or damaged is named, and reads as an error until its object is put back: nothing is made up. Where a manifest or \
+    a table is damaged, nothing is touched. Exit codes: 0 the volume is whole, 1 something is damaged, or it could not be checked, 2 bad input.";
+
 /// The help that follows the arguments of `snapshot`.
 const SNAPSHOT_HELP: &str = "Examples:\n  \
     watertight snapshot create /mnt/data before-upgrade\n  \
@@ -493,6 +510,25 @@ pub struct GcArgs {
     /// Only count what would be removed.
     #[arg(long)]
     pub dry_run: bool,
+    /// The key of an encrypted volume.
+    #[arg(long, value_name = "FILE")]
+    pub encrypt_key_file: Option<PathBuf>,
+    /// For programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `fsck`.
+#[derive(Debug, Args)]
+pub struct FsckArgs {
+    /// The volume, as for `format`.
+    pub url: String,
+    /// Mend what is damaged; the volume is held meanwhile.
+    #[arg(long)]
+    pub repair: bool,
+    /// Read all data, and compare it with its checksums.
+    #[arg(long)]
+    pub data: bool,
     /// The key of an encrypted volume.
     #[arg(long, value_name = "FILE")]
     pub encrypt_key_file: Option<PathBuf>,

@@ -114,6 +114,8 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         #[cfg(feature = "objects")]
         Verb::Gc(args) => verbs::gc::run(args)?,
         #[cfg(feature = "objects")]
+        Verb::Fsck(args) => return verbs::fsck::run(args),
+        #[cfg(feature = "objects")]
         Verb::Snapshot(args) => verbs::snapshot::run(args)?,
         #[cfg(feature = "objects")]
         Verb::CloneVolume(args) => verbs::clone_volume::run(args)?,
@@ -122,6 +124,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         | Verb::Info(_)
         | Verb::ChangeKey(_)
         | Verb::Gc(_)
+        | Verb::Fsck(_)
         | Verb::Snapshot(_)
         | Verb::CloneVolume(_) => {
             return Err(object_volumes::absent());

@@ -3,7 +3,7 @@
 //! | module | verb |
 //! |---|---|
 //! | `umount`, `one_of_several`, `ended` | `umount`; of one of several mounts; how a volume ended |
-//! | `format`, `info`, `change_key`, `gc`, `snapshot`, `clone_volume` | those of their names: volumes on object storage, mounted or not |
+//! | `format`, `info`, `change_key`, `gc`, `fsck`, `snapshot`, `clone_volume` | those of their names: volumes on object storage, mounted or not |
 //! | `attach`, `clone` | `attach`, `detach`, `move`; `clone` |
 //! | `sync`, `status`, `events`, `wait`, `limit`, `top`, `warm`, `demo`, `bench`, `man_pages` | those of their names |
 //! | `mount_helpers` | `install-helpers`, and the helpers that mount(8) and umount(8) call |
@@ -20,6 +20,8 @@ pub mod ended;
 pub mod events;
 #[cfg(feature = "objects")]
 pub mod format;
+#[cfg(feature = "objects")]
+pub mod fsck;
 #[cfg(feature = "objects")]
 pub mod gc;
 #[cfg(feature = "objects")]

@@ -202,6 +202,17 @@ impl LeaseInfo {
         }
     }
 
+    /// The lease of a volume of which it is only known that its last writer had this epoch.
+    pub(super) fn free_behind(nonce: Nonce, epoch: u64) -> Self {
+        Self { epoch, engine_epoch: epoch, ..Self::free(nonce) }
+    }
+
+    /// Whether an object that cannot be parsed may be of a volume that has a journal.
+    pub(crate) fn may_name_a_journal(bytes: &[u8]) -> bool {
+        let name = b"\"journal\":{";
+        bytes.windows(name.len()).any(|part| part == name)
+    }
+
     /// The object's bytes, parsed and held to their bounds.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
         #[derive(Deserialize)]
