@@ -11,7 +11,7 @@
 //!   |     data      extents, and the objects that `listing` has; `usage`: what is in use of each
 //!   |
 //!  cursor    rows in their order; `damage`: what was found; `paths`: which file that is;
-//!            `report`: for people and programs
+//!            `report`: for people and programs, and `steps` meanwhile; `record`: an inode
 //! ```
 //!
 //! A check writes nothing but a reader's mark. It sees what a read-only mount would see: a state
@@ -39,11 +39,12 @@ mod log;
 mod mend;
 mod names;
 mod paths;
+mod record;
 mod repair;
 mod report;
+mod steps;
 mod usage;
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -57,9 +58,8 @@ use crate::store::wait;
 use crate::url::Url;
 use check::Volume;
 pub use report::{Checked, Finding, Repair, Unneeded};
-
-/// The operation, in errors.
-const OP: &str = "fsck";
+pub use steps::Progress;
+use steps::Steps;
 
 /// How to check a volume.
 #[derive(Debug, Clone, Default)]
@@ -70,31 +70,6 @@ pub struct FsckOptions {
     pub data: bool,
     /// The file with the key of an encrypted volume.
     pub key_file: Option<PathBuf>,
-}
-
-/// How far a check has come: what it does, and how many inodes, names, extents or bytes it has
-/// seen.
-pub type Progress = dyn Fn(&'static str, u64) + Send + Sync;
-
-/// Tells of progress now and then.
-#[derive(Clone)]
-struct Steps(Arc<Progress>);
-
-impl fmt::Debug for Steps {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Steps").finish_non_exhaustive()
-    }
-}
-
-impl Steps {
-    /// So many are between two calls.
-    const EACH: u64 = 4096;
-
-    fn tell(&self, what: &'static str, count: u64) {
-        if count.is_multiple_of(Self::EACH) {
-            (self.0)(what, count);
-        }
-    }
 }
 
 /// Checks a volume, and mends it where that is asked for.
@@ -124,5 +99,7 @@ async fn run(volume: &Volume, repairs: bool) -> Result<Checked> {
     if repairs { repair::repair(volume).await } else { Ok(check::check(volume).await?.into_report()) }
 }
 
+#[cfg(test)]
+mod schedules;
 #[cfg(test)]
 mod tests;

@@ -163,7 +163,7 @@ impl Mounted {
         let segments = Segments::new(bucket.bulk(), options.codec, Arc::clone(&log), epoch, disk_cache);
         let engine = Arc::new(engine);
         let tree = Tree::open(Arc::clone(&engine) as _, segments, epoch, options.size_max).await?;
-        if !options.is_repair {
+        if !options.is_repair || is_on("fsck-removes-before-the-check") {
             tree.set_up().await?;
         }
         if let Some(journal) = &journal {

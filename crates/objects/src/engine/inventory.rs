@@ -3,11 +3,14 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use object_store::ObjectStoreExt as _;
-use slatedb::PathResolver;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt as _};
+use slatedb::admin::AdminBuilder;
+use slatedb::{PathResolver, VersionedManifest};
 use store::{Error, ErrorKind, Result};
 
-use super::slate::{newest_manifest, tables_of};
+use super::clock::Clock;
+use super::slate::{newest_manifest, plain, tables_of};
 use super::snapshots::Snapshot;
 use crate::bucket::Bucket;
 use crate::object_names::engine_path;
@@ -32,7 +35,14 @@ impl Inventory {
     /// The bucket's; `Io`: it is damaged.
     pub(crate) async fn read(bucket: &Bucket) -> Result<Option<Self>> {
         let (store, root) = bucket.raw();
-        let Some(manifest) = newest_manifest(store, &root).await? else { return Ok(None) };
+        let Some(manifest) = newest_manifest(Arc::clone(&store), &root).await? else { return Ok(None) };
+        if let Some(before) = manifest_before(store, &root, &manifest).await?
+            && (before.writer_epoch() > manifest.writer_epoch()
+                || before.replay_after_wal_id() > manifest.replay_after_wal_id())
+        {
+            let why = "the newest object below meta/manifest/ contradicts the one before it: one of them is damaged";
+            return Err(Error::with(ErrorKind::Io, "check", why));
+        }
         let names = PathResolver::new(engine_path(&root), &manifest);
         let views = manifest.all_sst_views().map(|view| names.sst_path(&view.sst.id));
         let begun_with = bucket.parents().manifest();
@@ -51,6 +61,25 @@ impl Inventory {
     pub(crate) async fn tables_of(bucket: &Bucket, snapshot: &Snapshot) -> Result<Vec<String>> {
         let (store, root) = bucket.raw();
         tables_of(store, &root, snapshot.number).await
+    }
+}
+
+/// The manifest before another, if it is there and can be read. Manifests have no checksum: what is
+/// known to grow from one to the next is compared.
+async fn manifest_before(
+    store: Arc<dyn ObjectStore>,
+    root: &Path,
+    manifest: &VersionedManifest,
+) -> Result<Option<VersionedManifest>> {
+    let Some(number) = manifest.id().checked_sub(1).filter(|number| *number > 0) else { return Ok(None) };
+    let admin =
+        AdminBuilder::new(engine_path(root), store).with_system_clock(Arc::new(Clock::default())).build();
+    match admin.read_manifest(Some(number)).await {
+        Ok(before) => Ok(before),
+        Err(error) if matches!(error.kind(), slatedb::ErrorKind::Internal | slatedb::ErrorKind::Data) => {
+            Ok(None)
+        }
+        Err(error) => Err(plain(&error)),
     }
 }
 

@@ -13,7 +13,8 @@ use super::listing::Listing;
 use super::log::{self, State, Stop};
 use super::paths::Places;
 use super::report::{Checked, Finding, SHOWN_MAX, Unneeded};
-use super::{Steps, usage};
+use super::steps::{OP, Steps};
+use super::usage;
 use crate::bucket::Bucket;
 use crate::codec::Codec;
 use crate::engine::{Engine, Inventory, ReadEngine, missing_tables};
@@ -164,7 +165,9 @@ async fn tables(volume: &Volume, inventory: &Inventory, found: &mut Findings) ->
     let listed: HashSet<_> = bucket.list("meta/compacted", None).await?.into_iter().collect();
     let missing = missing_tables(bucket, &listed, &inventory.tables).await?;
     for table in &missing {
-        found.add(Damage::Metadata { why: format!("meta/compacted/{table}: this table is missing; {NO_WAY}") });
+        found.add(Damage::Metadata {
+            why: format!("meta/compacted/{table}: this table is missing; {NO_WAY}"),
+        });
     }
     for snapshot in &inventory.snapshots {
         let why = match Inventory::tables_of(bucket, snapshot).await {
@@ -238,13 +241,14 @@ pub(super) async fn stops_at(
         Ok(Read::Whole) => return Ok(None),
         Ok(Read::Newer { number }) => {
             let why = format!("{}: its writer cannot be", log_name(number));
-            Error::with(ErrorKind::Io, super::OP, why)
+            Error::with(ErrorKind::Io, OP, why)
         }
         Err(error) => error,
     };
     let why = damage_of(&volume.bucket, error).await?;
     let number = replay.next();
-    let why = match log::examine(&volume.bucket, &volume.codec, number).await? {
+    let state = log::examine(&volume.bucket, &volume.codec, number).await;
+    let why = match state.unwrap_or(State::Whole) {
         State::Missing => "this object of the log is missing, and later ones are there".to_owned(),
         State::Damaged { why, .. } => why,
         State::Whole => why,

@@ -170,7 +170,8 @@ impl Damage {
             Self::Log { number, why } => format!("{}: {why}", log_name(*number)),
             Self::Snapshot { name, why } => format!("the snapshot `{name}` cannot be read: {why}"),
             Self::Row { key } => {
-                let shown: String = key.iter().take(40).flat_map(|b| b.escape_ascii()).map(char::from).collect();
+                let shown: String =
+                    key.iter().take(40).flat_map(|b| b.escape_ascii()).map(char::from).collect();
                 format!("the row {shown} cannot be read")
             }
             Self::NoInode { kind, .. } => {
@@ -199,7 +200,9 @@ impl Damage {
             Self::Allocated { is, right, .. } => {
                 format!("it is said to hold {is} bytes, and holds {right}")
             }
-            Self::Extent { .. } => "a part of it is lost: the row that says where it is cannot be read".to_owned(),
+            Self::Extent { .. } => {
+                "a part of it is lost: the row that says where it is cannot be read".to_owned()
+            }
             Self::Totals { bytes, inodes, right_bytes, right_inodes } => format!(
                 "the volume is said to hold {bytes} bytes in {inodes} inodes, and holds {right_bytes} in \
                  {right_inodes}"
@@ -210,7 +213,8 @@ impl Damage {
                 format!("{is} bytes of {name} are said to be in use, and {right} are")
             }
             Self::Data { object, why, snapshot, .. } => {
-                let of = snapshot.as_ref().map(|name| format!(" of the snapshot `{name}`")).unwrap_or_default();
+                let of =
+                    snapshot.as_ref().map(|name| format!(" of the snapshot `{name}`")).unwrap_or_default();
                 format!("data{of} in {} is lost: {why}", object_name(*object))
             }
         }

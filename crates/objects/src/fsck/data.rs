@@ -6,10 +6,10 @@ use std::ops::Range;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use store::{ErrorKind, Result};
 
-use super::Steps;
 use super::cursor::{Cursor, Row};
 use super::damage::{Damage, Findings};
 use super::listing::Listing;
+use super::steps::Steps;
 use crate::bucket::Bucket;
 use crate::chunk_table::ChunkTable;
 use crate::codec::Codec;

@@ -8,39 +8,20 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 
-use store::{ObjectId, Result};
+use store::Result;
 
 use super::cursor::Cursor;
 use super::damage::{Damage, Findings};
-use super::{Steps, names};
+use super::names;
+use super::record::{ROOT, Record, signed};
+use super::steps::Steps;
 use crate::engine::Engine;
 use crate::rows::{self, EntryRow, ExtentRow, InodeRow, Kind, Totals};
 
-pub(super) const ROOT: u64 = ObjectId::ROOT.0;
 /// Inodes of a window.
 pub(super) const WINDOW: usize = 4 << 20;
 /// The longest name.
 const NAME_BYTES_MAX: usize = 255;
-
-/// What is remembered of an inode in a window.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Record {
-    pub(super) ino: u64,
-    /// A directory's: where it says that it is.
-    pub(super) parent: u64,
-    /// A directory's: where its name is, or the first of them.
-    pub(super) found_in: u64,
-    pub(super) nlink: u32,
-    pub(super) names: u32,
-    /// A directory's: the directories in it.
-    pub(super) dirs: u32,
-    pub(super) kind: Kind,
-    /// Its row is missing or cannot be read: nothing more is said of it.
-    pub(super) is_lost: bool,
-    pub(super) is_orphan: bool,
-    /// Its name is where it says that it is.
-    pub(super) is_at_parent: bool,
-}
 
 /// What was counted on the way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -131,8 +112,7 @@ impl Walk<'_> {
         self.has_root |= ino == ROOT;
         let row = self.inodes.next_of(ino).await?;
         let is_there = row.is_some();
-        let inode: Option<InodeRow> =
-            row.and_then(|row| rows::from_bytes(&row.value, "an inode").ok());
+        let inode: Option<InodeRow> = row.and_then(|row| rows::from_bytes(&row.value, "an inode").ok());
         self.counted.inodes += u64::from(is_there);
         let (names, dirs) = self.names_in(ino, inode.as_ref(), found).await?;
         let held = self.extents_of(ino, found).await?;
@@ -163,7 +143,7 @@ impl Walk<'_> {
                 }
             }
             let kind = kind.unwrap_or(Kind::Regular);
-            return Ok(Some(Record { is_lost: true, ..record(ino, kind) }));
+            return Ok(Some(Record { is_lost: true, ..Record::new(ino, kind) }));
         };
         if let Some(held) = held.filter(|held| *held != inode.allocated) {
             found.add(Damage::Allocated { ino, is: inode.allocated, right: held });
@@ -173,7 +153,7 @@ impl Walk<'_> {
             nlink: inode.nlink,
             dirs,
             is_orphan: mark.is_some_and(|mark| mark.value.is_empty()),
-            ..record(ino, inode.kind)
+            ..Record::new(ino, inode.kind)
         }))
     }
 
@@ -229,8 +209,7 @@ impl Walk<'_> {
 
     /// Reports keys that no call makes.
     fn report_bad(&mut self, found: &mut Findings) {
-        let all =
-            [&mut self.inodes, &mut self.names, &mut self.extents, &mut self.orphans, &mut self.xattrs];
+        let all = [&mut self.inodes, &mut self.names, &mut self.extents, &mut self.orphans, &mut self.xattrs];
         for key in all.into_iter().flat_map(Cursor::take_bad) {
             match rows::ino_of(&key) {
                 // It may be data: nothing says whose bytes would be zeros without it.
@@ -244,27 +223,11 @@ impl Walk<'_> {
     }
 }
 
-fn record(ino: u64, kind: Kind) -> Record {
-    Record {
-        ino,
-        parent: 0,
-        found_in: 0,
-        nlink: 0,
-        names: 0,
-        dirs: 0,
-        kind,
-        is_lost: false,
-        is_orphan: false,
-        is_at_parent: false,
-    }
-}
-
 /// Whether a call can make a name.
 fn is_name(name: &[u8]) -> bool {
-    !name.is_empty() && name.len() <= NAME_BYTES_MAX && !matches!(name, b"." | b"..") && !name.contains(&b'/')
+    !name.is_empty()
+        && name.len() <= NAME_BYTES_MAX
+        && !matches!(name, b"." | b"..")
+        && !name.contains(&b'/')
         && !name.contains(&0)
-}
-
-pub(super) fn signed(count: u64) -> i64 {
-    i64::try_from(count).unwrap_or(i64::MAX)
 }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use store::{Creator, Error, ErrorKind, Result};
 
-use super::OP;
 use super::damage::Damage;
-use super::inodes::ROOT;
 use super::names::is_in_circle;
+use super::record::ROOT;
+use super::steps::OP;
 use crate::engine::{Batch, Engine};
 use crate::rows::{
     self, EntryRow, Extent, ExtentRow, InodeRow, Kind, Object, Totals, Usage, entry_key, extent_end,

@@ -7,10 +7,10 @@ use std::os::unix::ffi::OsStringExt as _;
 
 use store::Result;
 
-use super::Steps;
 use super::cursor::Cursor;
 use super::damage::{Damage, Findings};
-use super::inodes::{ROOT, Record};
+use super::record::{ROOT, Record};
+use super::steps::Steps;
 use crate::engine::Engine;
 use crate::rows::{self, EntryRow, InodeRow, Kind};
 

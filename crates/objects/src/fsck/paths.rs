@@ -10,7 +10,7 @@ use store::Result;
 
 use super::cursor::Cursor;
 use super::damage::Damage;
-use super::inodes::ROOT;
+use super::record::ROOT;
 use crate::engine::Engine;
 use crate::rows::{self, EntryRow, InodeRow};
 
@@ -33,7 +33,9 @@ impl Places {
             while let Some(row) = names.next().await?
                 && places.len() < wanted.len()
             {
-                let Ok(entry) = rows::from_bytes::<EntryRow>(&row.value, "a directory entry") else { continue };
+                let Ok(entry) = rows::from_bytes::<EntryRow>(&row.value, "a directory entry") else {
+                    continue;
+                };
                 if wanted.contains(&entry.ino) {
                     let name = OsString::from_vec(row.rest().to_vec());
                     places.entry(entry.ino).or_insert(Some((row.ino, name)));

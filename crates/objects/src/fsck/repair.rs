@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use store::{Error, ErrorKind, Result};
 
-use super::OP;
 use super::check::{Rows, Seen, Volume, check, note, paths_of, stops_at};
 use super::damage::{Damage, Findings};
 use super::log::{keep, mend as mend_log};
 use super::mend::Mender;
 use super::report::{Checked, Finding, Repair, SHOWN_MAX};
+use super::steps::OP;
 use crate::bucket::Patience;
 use crate::engine::Inventory;
 use crate::lease::{Created, Held, Host as _, Lease, LeaseInfo, Request, ThisHost};
@@ -34,7 +34,10 @@ pub(super) async fn repair(volume: &Volume) -> Result<Checked> {
     let seen = check(&Volume { reads_data: false, ..volume.clone() }).await?;
     if let Some(why) = seen.metadata_damage() {
         let why = format!("nothing was touched: {why}");
-        return Ok(Checked { repair: Some(Repair { refused: Some(why), ..Repair::default() }), ..seen.into_report() });
+        return Ok(Checked {
+            repair: Some(Repair { refused: Some(why), ..Repair::default() }),
+            ..seen.into_report()
+        });
     }
     let needs = |damage: &Damage| {
         damage.round().is_some() || matches!(damage, Damage::Lease { .. } | Damage::Log { .. })
@@ -80,12 +83,7 @@ impl Done {
         }
     }
 
-    fn into_report(
-        self,
-        report: Checked,
-        left: Findings,
-        paths: Vec<Option<std::path::PathBuf>>,
-    ) -> Checked {
+    fn into_report(self, report: Checked, left: Findings, paths: Vec<Option<std::path::PathBuf>>) -> Checked {
         let Self { repair, mut findings, more } = self;
         let whole = left.is_empty();
         let mut paths = paths.into_iter();
@@ -104,7 +102,8 @@ async fn refuse_held(volume: &Volume) -> Result<()> {
     match &lease.holder {
         Some(holder) if !host.has_ended(&holder.process) && holder.process != host.process() => {
             let why = format!(
-                "the volume is {}: unmount it there; without --repair it can be checked meanwhile",
+                "the volume is {}: unmount it there, or, if that host is gone, mount it once with `-o takeover`; without \
+                 --repair it can be checked meanwhile",
                 lease.describe(host.unix_time())
             );
             Err(Error::with(ErrorKind::Busy, OP, why))
@@ -148,11 +147,8 @@ async fn mend_lease(volume: &Volume, seen: &Seen, done: &mut Done) -> Result<()>
 }
 
 async fn take(volume: &Volume, inventory: &Inventory) -> Result<Held> {
-    let request = Request {
-        mountpoint: MOUNTPOINT.into(),
-        engine_epoch: inventory.epoch,
-        ..Request::default()
-    };
+    let request =
+        Request { mountpoint: MOUNTPOINT.into(), engine_epoch: inventory.epoch, ..Request::default() };
     Lease::take(&volume.bucket, &request, Arc::new(ThisHost::new()?)).await
 }
 
@@ -222,6 +218,7 @@ async fn mend_rows(
         let round = found.kept.iter().filter_map(Damage::round).min();
         let Some(round) = round else {
             rows.check_data(&mut found, &mut report).await?;
+            found.more += found.kept.len().saturating_sub(SHOWN_MAX) as u64;
             found.kept.truncate(SHOWN_MAX);
             let paths = paths_of(engine, &found.kept).await;
             return Ok(std::mem::take(done).into_report(report, found, paths));

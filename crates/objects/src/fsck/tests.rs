@@ -2,7 +2,7 @@
 
 mod log;
 mod objects;
-mod rows;
+pub(super) mod rows;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -24,6 +24,8 @@ use crate::mount::{MountOptions, Mounted};
 use crate::rows::{EntryRow, Kind};
 use crate::tree::Tree;
 
+pub(super) use log::crashed;
+
 const ROOT: ObjectId = ObjectId::ROOT;
 
 fn name(name: &str) -> Name<'_> {
@@ -31,7 +33,7 @@ fn name(name: &str) -> Name<'_> {
 }
 
 /// A volume in memory, with its lease.
-struct World {
+pub(super) struct World {
     objects: Arc<InMemory>,
 }
 
@@ -43,7 +45,7 @@ impl World {
     }
 
     /// A volume with files, whose rows are in tables, and whose log has nothing to replay.
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         let world = Self::empty().await;
         let mounted = world.open().await;
         fill(mounted.tree()).await;
@@ -64,7 +66,7 @@ impl World {
     }
 
     /// Opens it for writing, but does not take its lease.
-    async fn open(&self) -> Arc<Mounted> {
+    pub(super) async fn open(&self) -> Arc<Mounted> {
         self.open_as(false).await
     }
 
@@ -84,7 +86,7 @@ impl World {
         run(&self.volume(true).await, false).await.unwrap()
     }
 
-    async fn repair(&self) -> Checked {
+    pub(super) async fn repair(&self) -> Checked {
         run(&self.volume(true).await, true).await.unwrap()
     }
 
@@ -104,11 +106,11 @@ impl World {
         Path::from(format!("v/{name}"))
     }
 
-    async fn get(&self, name: &str) -> Bytes {
+    pub(super) async fn get(&self, name: &str) -> Bytes {
         self.objects.get(&Self::path(name)).await.unwrap().bytes().await.unwrap()
     }
 
-    async fn put(&self, name: &str, bytes: impl Into<Bytes>) {
+    pub(super) async fn put(&self, name: &str, bytes: impl Into<Bytes>) {
         self.objects.put(&Self::path(name), bytes.into().into()).await.unwrap();
     }
 
@@ -117,7 +119,7 @@ impl World {
     }
 
     /// Flips a bit of an object.
-    async fn flip(&self, name: &str, at: usize) {
+    pub(super) async fn flip(&self, name: &str, at: usize) {
         let mut bytes = self.get(name).await.to_vec();
         bytes[at] ^= 1;
         self.put(name, bytes).await;
@@ -129,7 +131,7 @@ impl World {
     }
 
     /// All objects, but for marks of readers.
-    async fn everything(&self) -> BTreeMap<String, Bytes> {
+    pub(super) async fn everything(&self) -> BTreeMap<String, Bytes> {
         let listed: Vec<_> = self.objects.list(None).try_collect().await.unwrap();
         let mut all = BTreeMap::new();
         for object in listed.into_iter().filter(|object| !object.location.as_ref().contains("/reader/")) {
@@ -140,7 +142,7 @@ impl World {
     }
 
     /// What files hold, by their paths; an error is none.
-    async fn files(&self) -> BTreeMap<String, Option<Vec<u8>>> {
+    pub(super) async fn files(&self) -> BTreeMap<String, Option<Vec<u8>>> {
         let mounted = self.open().await;
         let files = files(mounted.tree()).await;
         mounted.close().await;
@@ -167,7 +169,7 @@ async fn make_dir(tree: &Arc<Tree>, parent: ObjectId, called: &str) -> ObjectId 
 }
 
 /// The inode at a path.
-async fn ino_at(tree: &Arc<Tree>, path: &str) -> u64 {
+pub(super) async fn ino_at(tree: &Arc<Tree>, path: &str) -> u64 {
     let mut at = ROOT.0;
     for part in path.split('/') {
         at = tree.entry(at, OsStr::new(part)).await.unwrap().unwrap_or_else(|| panic!("no {path}")).ino;

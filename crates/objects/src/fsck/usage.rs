@@ -6,7 +6,7 @@ use store::Result;
 
 use super::cursor::Cursor;
 use super::damage::{Damage, Findings};
-use super::inodes::signed;
+use super::record::signed;
 use crate::engine::Engine;
 use crate::rows::{self, ExtentRow, Object, Usage};
 

@@ -25,11 +25,8 @@ const QUIET: Duration = Duration::from_secs(2);
 /// used, or another process holds a volume that is to be mended.
 pub fn run(args: &FsckArgs) -> Result<ExitCode> {
     let url = canonical(&args.url)?;
-    let options = FsckOptions {
-        repair: args.repair,
-        data: args.data,
-        key_file: args.encrypt_key_file.clone(),
-    };
+    let options =
+        FsckOptions { repair: args.repair, data: args.data, key_file: args.encrypt_key_file.clone() };
     let drawn = Mutex::new(Instant::now() + QUIET);
     let shown = url.clone();
     let progress = move |what: &'static str, count: u64| {
@@ -91,7 +88,9 @@ fn summary(checked: &Checked) -> String {
     if let Some(unneeded) = checked.unneeded.filter(|unneeded| unneeded.objects > 0) {
         let objects = units::count(unneeded.objects, "object", "objects");
         let bytes = units::bytes(unneeded.bytes);
-        lines.push(format!("{url}: nobody needs {objects} with {bytes}, which is no damage: `gc` removes them"));
+        lines.push(format!(
+            "{url}: nobody needs {objects} with {bytes}, which is no damage: `gc` removes them"
+        ));
     }
     if let Some(holder) = &checked.holder {
         lines.push(format!("{url}: it is held by {}: this is what that had committed", holder.shown()));
@@ -149,7 +148,8 @@ mod tests {
         let last = |checked: &Checked| summary(checked).lines().last().unwrap().to_owned();
         let whole = Checked { url: "file:///v".to_owned(), whole: true, ..Checked::default() };
         assert_eq!(last(&whole), "file:///v: it is whole");
-        let damaged = Checked { whole: false, findings: vec![finding(None, false)], more: 2, ..whole.clone() };
+        let damaged =
+            Checked { whole: false, findings: vec![finding(None, false)], more: 2, ..whole.clone() };
         assert!(last(&damaged).contains("3 damages; `watertight fsck --repair`"), "{}", last(&damaged));
         assert!(summary(&damaged).contains("… and 2 more"));
         let repair = Some(Repair { mended: 1, ..Repair::default() });

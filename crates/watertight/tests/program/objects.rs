@@ -9,6 +9,7 @@ mod clone_volumes;
 mod disk_cache;
 mod durability;
 mod follow;
+mod fsck;
 mod gc;
 mod ill_store;
 mod journal;

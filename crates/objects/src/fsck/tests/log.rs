@@ -5,7 +5,7 @@ use crate::object_names::log_name;
 
 /// A volume whose holder crashed: files `0` to `3`, each of a commit of its own, and the numbers of
 /// these.
-async fn crashed() -> (World, Vec<u64>) {
+pub(in crate::fsck) async fn crashed() -> (World, Vec<u64>) {
     let world = World::new().await;
     let mounted = world.open().await;
     let before = world.names("log").await.len();

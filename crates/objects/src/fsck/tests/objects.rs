@@ -93,7 +93,8 @@ async fn an_object_with_data_that_is_missing_cut_or_changed_is_named() {
             let files = world.files().await;
             assert_eq!(files[path], None, "{how} {dir}: it reads as an error");
             let others = |files: &BTreeMap<String, Option<Vec<u8>>>| {
-                let is_other = |file: &&String| !paths.contains(&&***file) && *file != path && *file != "/dir/second";
+                let is_other =
+                    |file: &&String| !paths.contains(&&***file) && *file != path && *file != "/dir/second";
                 files.keys().filter(is_other).map(|file| files[file].clone()).collect::<Vec<_>>()
             };
             assert_eq!(others(&files), others(&before));

@@ -13,7 +13,7 @@ use crate::rows::{
 };
 
 /// Writes rows as no call does.
-pub(super) async fn damage(mounted: &Mounted, rows: impl FnOnce(&mut Batch)) {
+pub(in crate::fsck) async fn damage(mounted: &Mounted, rows: impl FnOnce(&mut Batch)) {
     let mut batch = Batch::default();
     rows(&mut batch);
     mounted.tree().engine.write(batch).await.unwrap();
