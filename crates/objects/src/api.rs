@@ -31,7 +31,7 @@ use crate::lease::{Host as _, Lease, Nonce, Request, State, ThisHost};
 use crate::make::make;
 use crate::mount::{MountOptions, Mounted};
 use crate::newest_manifest::older_metadata;
-use crate::open::open_bucket;
+use crate::open::open_shared;
 use crate::readers::Mark;
 use crate::rows::Totals;
 use crate::store::{BucketStore, wait};
@@ -252,7 +252,7 @@ fn open_read_only(
 pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     let url: Url = url.parse()?;
     let key = options.key_file.as_deref().map(key_file::read).transpose()?;
-    let bucket = open_bucket(&url)?;
+    let bucket = open_shared(&url)?;
     if options.read_only || options.snapshot.is_some() {
         if options.takeover || options.abandon.is_some() {
             let why = "takeover and abandon are for a mount that writes: one with `ro` takes the volume from nobody";
@@ -350,7 +350,7 @@ async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions
 pub fn collect_garbage(url: &str, key_file: Option<&std::path::Path>, is_tried: bool) -> Result<Collected> {
     let url: Url = url.parse()?;
     let key = key_file.map(key_file::read).transpose()?;
-    let bucket = open_bucket(&url)?;
+    let bucket = open_shared(&url)?;
     let runtime = crate::runtime::handle()?;
     let collected = async {
         let options = OpenOptions { mountpoint: "garbage collection".to_owned(), ..OpenOptions::default() };
@@ -410,7 +410,7 @@ pub(crate) fn codec_of(format: &Format, key: Option<&UserKey>) -> Result<Codec> 
 pub fn format(url: &str, options: &FormatOptions) -> Result<Formatted> {
     let url: Url = url.parse()?;
     let key = options.key_file.as_deref().map(key_file::read).transpose()?;
-    let bucket = open_bucket(&url)?;
+    let bucket = open_shared(&url)?;
     let runtime = crate::runtime::handle()?;
     let uuid = Uuid::random()?;
     let encryption = match &key {
@@ -441,7 +441,7 @@ pub fn format(url: &str, options: &FormatOptions) -> Result<Formatted> {
 pub fn info(url: &str, key_file: Option<&std::path::Path>) -> Result<Info> {
     let url: Url = url.parse()?;
     let key = key_file.map(key_file::read).transpose()?;
-    let bucket = open_bucket(&url)?;
+    let bucket = open_shared(&url)?;
     let runtime = crate::runtime::handle()?;
     let asked = async {
         let (format, lease, last) =

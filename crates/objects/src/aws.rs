@@ -14,7 +14,7 @@ use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredent
 use parking_lot::Mutex;
 use store::{Error, ErrorKind, Result};
 
-use crate::client::{Connector, client_options, no_retry};
+use crate::client::{Clients, Connector, client_options, no_retry};
 use crate::open::settings;
 use crate::profile::{Files, Key, Profile, read_file};
 
@@ -47,7 +47,11 @@ fn invalid(detail: String) -> Error {
 }
 
 /// Opens the bucket; with it, where the credentials are from, for messages.
-pub(crate) fn open(bucket: &str, environment: Environment<'_>) -> Result<(AmazonS3, String)> {
+pub(crate) fn open(
+    bucket: &str,
+    environment: Environment<'_>,
+    clients: Clients,
+) -> Result<(AmazonS3, String)> {
     let set = |name: &str| environment(name).filter(|value| !value.is_empty());
     if bucket.ends_with("--x-s3") {
         return Err(invalid(format!(
@@ -80,7 +84,7 @@ pub(crate) fn open(bucket: &str, environment: Environment<'_>) -> Result<(Amazon
         .with_conditional_put(S3ConditionalPut::ETagMatch)
         .with_client_options(client_options(allows_http))
         .with_retry(no_retry())
-        .with_http_connector(Connector::new(pem.transpose()?.as_deref())?)
+        .with_http_connector(Connector::new(pem.transpose()?.as_deref(), clients)?)
         .build();
     Ok((built.map_err(|error| settings("s3", &error))?, from))
 }

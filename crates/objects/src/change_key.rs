@@ -15,7 +15,7 @@ use crate::bucket::{Bucket, Condition};
 use crate::crypto::UserKey;
 use crate::format::{self, Format};
 use crate::key_file;
-use crate::open::open_bucket;
+use crate::open::open_shared;
 use crate::store::wait;
 use crate::url::Url;
 use crate::wrapped_key::WrappedKey;
@@ -42,7 +42,7 @@ pub struct KeyChange {
 pub fn change_key(url: &str, old: &Path, new: &Path) -> Result<KeyChange> {
     let url: Url = url.parse()?;
     let (old, new) = (key_file::read(old)?, key_file::read(new)?);
-    let bucket = open_bucket(&url)?;
+    let bucket = open_shared(&url)?;
     let runtime = crate::runtime::handle()?;
     let (format, changed) = wait(&runtime, change(&bucket, &old, &new))?;
     Ok(KeyChange { url: url.to_string(), uuid: format.uuid.to_string(), changed })
@@ -83,6 +83,7 @@ mod tests {
     use super::*;
     use crate::crypto::DataKey;
     use crate::format::{Options, create};
+    use crate::open::open_bucket;
     use crate::scripted::{Fault, Scripted};
 
     fn user() -> UserKey {

@@ -3,13 +3,22 @@
 //! [`Bucket`](crate::bucket::Bucket) retries, and knows which requests had an unknown outcome: a
 //! retry that a lower layer hides would make a conditional request's answer a riddle. A redirect is
 //! an error: followed, a login page's `200` would pass for a stored object.
+//!
+//! Volumes of a process share a client, with its certificates and its idle connections, where its
+//! settings are the same. HTTP/1.1 has one request at a time on a connection and a client as many
+//! connections as it needs: a server that hangs holds up nobody else. A connection is driven by the
+//! runtime on which it was opened, so that only those share clients that use the process's own
+//! ([`Clients::Shared`]).
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Once;
+use std::sync::{Arc, LazyLock, Once, Weak};
 use std::time::Duration;
 
-use object_store::client::{HttpClient, HttpConnector};
+use async_trait::async_trait;
+use object_store::client::{HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService};
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, RetryConfig};
+use parking_lot::Mutex;
 use reqwest::Certificate;
 use store::{Error, ErrorKind, Result};
 
@@ -21,9 +30,58 @@ const LAST_LIMIT: Duration = Duration::from_secs(600);
 /// How long an idle connection is kept: servers close theirs after some 20 to 60 s.
 const IDLE: Duration = Duration::from_secs(20);
 
+/// Whose client is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Clients {
+    /// That of all volumes of the process: all requests are sent on [`crate::runtime`].
+    Shared,
+    /// A new one: they may be sent on any one runtime.
+    Own,
+}
+
+/// What the clients differ in.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Settings {
+    allows_http: bool,
+    /// For the instance's metadata service.
+    is_for_metadata: bool,
+    /// The certificate authorities, if not the system's.
+    pem: Option<Vec<u8>>,
+}
+
+/// The clients that volumes of this process use, as long as they do.
+static SHARED: LazyLock<Mutex<HashMap<Settings, Weak<reqwest::Client>>>> = LazyLock::new(Mutex::default);
+
+/// A client that others may use as well.
+#[derive(Debug)]
+struct Shared(Arc<reqwest::Client>);
+
+#[async_trait]
+impl HttpService for Shared {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        self.0.call(request).await
+    }
+}
+
+impl Shared {
+    /// The client with these settings that is there, or one that `make` makes.
+    fn get<E>(settings: Settings, make: impl FnOnce() -> Result<reqwest::Client, E>) -> Result<Self, E> {
+        let mut clients = SHARED.lock();
+        if let Some(client) = clients.get(&settings).and_then(Weak::upgrade) {
+            return Ok(Self(client));
+        }
+        let client = Arc::new(make()?);
+        clients.retain(|_, client| client.strong_count() > 0);
+        clients.insert(settings, Arc::downgrade(&client));
+        Ok(Self(client))
+    }
+}
+
 /// Makes the clients.
 pub(crate) struct Connector {
     roots: Vec<Certificate>,
+    pem: Option<Vec<u8>>,
+    clients: Clients,
 }
 
 impl fmt::Debug for Connector {
@@ -34,7 +92,7 @@ impl fmt::Debug for Connector {
 
 impl Connector {
     /// With the certificate authorities of `pem` instead of the system's.
-    pub(crate) fn new(pem: Option<&[u8]>) -> Result<Self> {
+    pub(crate) fn new(pem: Option<&[u8]>, clients: Clients) -> Result<Self> {
         install_crypto();
         let wrong = |detail: String| Error::with(ErrorKind::Invalid, "connect", detail);
         let roots = match pem {
@@ -45,7 +103,7 @@ impl Connector {
         if pem.is_some() && roots.is_empty() {
             return Err(wrong("AWS_CA_BUNDLE names a file without a certificate".to_owned()));
         }
-        Ok(Self { roots })
+        Ok(Self { roots, pem: pem.map(<[u8]>::to_vec), clients })
     }
 }
 
@@ -58,27 +116,41 @@ impl HttpConnector for Connector {
         let is = |key: ClientConfigKey, value: &str| {
             options.get_config_value(&key).is_some_and(|set| set == value)
         };
-        let allows_http = is(ClientConfigKey::AllowHttp, "true");
+        // The crate shortens this limit for the instance's metadata service only, which no proxy
+        // reaches.
+        let ours = client_options(false).get_config_value(&ClientConfigKey::ConnectTimeout);
+        let settings = Settings {
+            allows_http: is(ClientConfigKey::AllowHttp, "true"),
+            is_for_metadata: options.get_config_value(&ClientConfigKey::ConnectTimeout) != ours,
+            pem: self.pem.clone(),
+        };
+        let make = || self.make(&settings).map_err(failed);
+        Ok(match self.clients {
+            Clients::Own => HttpClient::new(make()?),
+            Clients::Shared => HttpClient::new(Shared::get(settings.clone(), make)?),
+        })
+    }
+}
+
+impl Connector {
+    fn make(&self, settings: &Settings) -> reqwest::Result<reqwest::Client> {
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("watertight/", env!("CARGO_PKG_VERSION")))
-            .https_only(!allows_http)
+            .https_only(!settings.allows_http)
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
             .timeout(LAST_LIMIT)
             .pool_idle_timeout(IDLE)
             .http1_only();
-        // The crate shortens this limit for the instance's metadata service only, which no proxy
-        // reaches.
-        let ours = client_options(allows_http).get_config_value(&ClientConfigKey::ConnectTimeout);
-        builder = if options.get_config_value(&ClientConfigKey::ConnectTimeout) == ours {
-            builder.connect_timeout(CONNECT)
-        } else {
+        builder = if settings.is_for_metadata {
             builder.connect_timeout(Duration::from_secs(1)).timeout(Duration::from_secs(5)).no_proxy()
+        } else {
+            builder.connect_timeout(CONNECT)
         };
         if !self.roots.is_empty() {
             builder = builder.tls_certs_only(self.roots.iter().cloned());
         }
-        Ok(HttpClient::new(builder.build().map_err(failed)?))
+        builder.build()
     }
 }
 
@@ -107,9 +179,24 @@ mod tests {
 
     #[test]
     fn a_client_with_the_system_s_roots_is_made() {
-        let connector = Connector::new(None).unwrap();
+        let connector = Connector::new(None, Clients::Own).unwrap();
         assert!(connector.connect(&client_options(false)).is_ok());
         assert!(connector.connect(&client_options(true)).is_ok());
+    }
+
+    #[test]
+    fn a_client_is_shared_while_somebody_uses_it() {
+        let settings =
+            |pem: &[u8]| Settings { allows_http: true, is_for_metadata: false, pem: Some(pem.to_vec()) };
+        let connector = Connector::new(None, Clients::Own).unwrap();
+        let get = |pem: &[u8]| Shared::get(settings(pem), || connector.make(&settings(pem))).unwrap();
+        let (one, two, other) = (get(b"test-shared"), get(b"test-shared"), get(b"test-other"));
+        assert!(Arc::ptr_eq(&one.0, &two.0) && !Arc::ptr_eq(&one.0, &other.0));
+        let gone = Arc::downgrade(&one.0);
+        drop((one, two));
+        assert!(gone.upgrade().is_none(), "nobody uses it any more");
+        let _again = get(b"test-shared");
+        assert!(SHARED.lock().contains_key(&settings(b"test-shared")));
     }
 
     #[test]
@@ -118,7 +205,7 @@ mod tests {
             [&b""[..], b"no certificate", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
         {
             // The last is one by its frame; the client's making refuses it.
-            if let Ok(connector) = Connector::new(Some(pem)) {
+            if let Ok(connector) = Connector::new(Some(pem), Clients::Own) {
                 assert!(connector.connect(&client_options(false)).is_err());
             }
         }

@@ -93,12 +93,11 @@ impl Tree {
     /// that are not take turns.
     pub(crate) fn settle(self: &Arc<Self>, pin: &Pin, state: &mut Locked, is_awaited: bool) -> u64 {
         if let Some(round) = state.pieces.take() {
-            let (tree, pin) = (Arc::clone(self), pin.clone());
-            let bytes = round.bytes;
-            self.pending.round_begins(bytes);
+            let (tree, pin, bytes) = (Arc::clone(self), pin.clone(), round.bytes);
+            self.pending.begin_round(bytes);
             self.runtime.spawn(async move {
                 match tree.run_round(&pin, round, is_awaited).await {
-                    Ok(()) => tree.pending.round_ends(bytes),
+                    Ok(()) => tree.pending.end_round(bytes),
                     Err(error) => tree.pending.fail(error),
                 }
             });

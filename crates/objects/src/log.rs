@@ -75,6 +75,8 @@ pub(crate) struct CommitLog {
     state: Mutex<State>,
     /// Something became durable, or the log failed.
     changed: Notify,
+    /// Something comes into the open object, which was empty.
+    opened: Notify,
     journal: OnceLock<Arc<Journal>>,
     /// A caller waits for the journal.
     journal_wanted: Notify,
@@ -180,6 +182,7 @@ impl CommitLog {
             window,
             state: Mutex::new(State::default()),
             changed: Notify::new(),
+            opened: Notify::new(),
             journal: OnceLock::new(),
             journal_wanted: Notify::new(),
             writing_journal: Mutex::default(),
@@ -200,6 +203,7 @@ impl CommitLog {
         self.wait_for_room().await?;
         let mut state = self.state.lock();
         let at = HEADER + state.data.len();
+        self.open_gets_more(&state);
         state.data.extend_from_slice(encoded);
         let number = state.open;
         self.seal_if_large(&mut state);
@@ -249,6 +253,17 @@ impl CommitLog {
     /// Whether something was put or appended that no flush has sealed.
     pub(crate) fn has_open(&self) -> bool {
         !self.state.lock().is_open_empty()
+    }
+
+    /// Waits until there is such a thing.
+    pub(crate) async fn wait_until_open(&self) {
+        loop {
+            let opened = self.opened.notified();
+            if self.has_open() {
+                return;
+            }
+            opened.await;
+        }
     }
 
     /// Waits until a flush is worth its request: fewer than `max` objects are on their way, or
@@ -308,10 +323,18 @@ impl CommitLog {
         if let Some(error) = &state.failed {
             return Err(error.clone());
         }
+        self.open_gets_more(&state);
         object::put_rows(&mut state.rows, rows);
         state.last_seq = rows.last().map(|row| row.seq).or(state.last_seq);
         self.seal_if_large(&mut state);
         Ok(())
+    }
+
+    /// Tells who waits for something in the open object that it comes, before the lock is released.
+    fn open_gets_more(&self, state: &State) {
+        if state.is_open_empty() {
+            self.opened.notify_waiters();
+        }
     }
 
     fn seal_if_large(self: &Arc<Self>, state: &mut State) {

@@ -395,12 +395,13 @@ async fn read_log(bucket: &Bucket, last: LastManifest, options: &MountOptions) -
 
 /// Commits what was changed, after a while.
 async fn commit_by_time(tree: Arc<Tree>, log: Arc<CommitLog>) {
-    let mut ticks = tokio::time::interval(COMMIT_AFTER);
     loop {
-        ticks.tick().await;
-        if tree.pending.is_empty() && !log.has_open() {
-            continue;
+        // An idle volume does not wake a thread.
+        tokio::select! {
+            () = tree.pending.some() => {}
+            () = log.wait_until_open() => {}
         }
+        tokio::time::sleep(COMMIT_AFTER).await;
         if let Err(error) = tree.sync_all().await {
             tracing::debug!(%error, "nothing is committed any more");
             return;
@@ -418,3 +419,6 @@ async fn lost(mounted: Arc<Mounted>, held: Arc<Held>) {
         mounted.fail(Error::with(ErrorKind::Io, "commit", format!("the volume was taken over: {by}")));
     }
 }
+
+#[cfg(test)]
+mod tests;

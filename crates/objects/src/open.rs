@@ -12,7 +12,7 @@ use store::{Error, ErrorKind, Result};
 
 use crate::aws;
 use crate::bucket::Bucket;
-use crate::client::{Connector, client_options, no_retry};
+use crate::client::{Clients, Connector, client_options, no_retry};
 use crate::directory::Directory;
 use crate::problem::About;
 use crate::url::{Scheme, Url};
@@ -22,14 +22,14 @@ static MEMORY: LazyLock<Mutex<HashMap<String, Arc<InMemory>>>> = LazyLock::new(M
 /// How many of them there may be.
 const MAX_MEMORY: usize = 4096;
 
-/// The bucket of `url`. No request is sent; files of credentials and certificates are read, so that
+/// The bucket of `url`, whose requests are all sent on one runtime. No request is sent; files of credentials and certificates are read, so that
 /// the caller is not an async task.
 ///
 /// # Errors
 /// Settings that make no sense, with the name of each. Whether the bucket is there, the first
 /// request says.
 pub fn open_bucket(url: &Url) -> Result<Bucket> {
-    open_bucket_in(url, &|name| std::env::var(name).ok())
+    open_with(url, Clients::Own, &|name| std::env::var(name).ok())
 }
 
 /// As [`open_bucket`]; of an S3 bucket the settings are these variables' and not the process's.
@@ -37,11 +37,20 @@ pub fn open_bucket(url: &Url) -> Result<Bucket> {
 /// # Errors
 /// As there.
 pub fn open_bucket_in(url: &Url, environment: &dyn Fn(&str) -> Option<String>) -> Result<Bucket> {
+    open_with(url, Clients::Own, environment)
+}
+
+/// As [`open_bucket`], whose requests are all sent on the process's runtime.
+pub(crate) fn open_shared(url: &Url) -> Result<Bucket> {
+    open_with(url, Clients::Shared, &|name| std::env::var(name).ok())
+}
+
+fn open_with(url: &Url, clients: Clients, environment: &dyn Fn(&str) -> Option<String>) -> Result<Bucket> {
     let mut about = About { url: url.to_string(), credentials: String::new() };
     let mut root = url.prefix().clone();
     let store: Arc<dyn ObjectStore> = match url.scheme() {
         Scheme::S3 => {
-            let (store, from) = aws::open(url.bucket(), environment)?;
+            let (store, from) = aws::open(url.bucket(), environment, clients)?;
             about.credentials = from;
             Arc::new(store)
         }
@@ -49,13 +58,13 @@ pub fn open_bucket_in(url: &Url, environment: &dyn Fn(&str) -> Option<String>) -
             "looked for in GOOGLE_SERVICE_ACCOUNT, GOOGLE_APPLICATION_CREDENTIALS, gcloud's default login and this \
              instance's metadata service"
                 .clone_into(&mut about.credentials);
-            google(url.bucket())?
+            google(url.bucket(), clients)?
         }
         Scheme::Az => {
             "looked for in AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, AZURE_CLIENT_ID and what belongs \
              to it"
                 .clone_into(&mut about.credentials);
-            azure(url.bucket())?
+            azure(url.bucket(), clients)?
         }
         Scheme::Memory => memory(url.bucket())?,
         Scheme::File => {
@@ -83,18 +92,18 @@ fn is_plain_http(variables: &[&str]) -> bool {
     })
 }
 
-fn google(bucket: &str) -> Result<Arc<dyn ObjectStore>> {
+fn google(bucket: &str, clients: Clients) -> Result<Arc<dyn ObjectStore>> {
     let allows_http = is_plain_http(&["GOOGLE_BASE_URL"]);
     let built = GoogleCloudStorageBuilder::from_env()
         .with_bucket_name(bucket)
         .with_client_options(client_options(allows_http))
         .with_retry(no_retry())
-        .with_http_connector(Connector::new(None)?)
+        .with_http_connector(Connector::new(None, clients)?)
         .build();
     Ok(Arc::new(built.map_err(|error| settings("gs", &error))?))
 }
 
-fn azure(container: &str) -> Result<Arc<dyn ObjectStore>> {
+fn azure(container: &str, clients: Clients) -> Result<Arc<dyn ObjectStore>> {
     let emulator =
         std::env::var("AZURE_STORAGE_USE_EMULATOR").is_ok_and(|value| value == "true" || value == "1");
     let allows_http = emulator || is_plain_http(&["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"]);
@@ -102,7 +111,7 @@ fn azure(container: &str) -> Result<Arc<dyn ObjectStore>> {
         .with_container_name(container)
         .with_client_options(client_options(allows_http))
         .with_retry(no_retry())
-        .with_http_connector(Connector::new(None)?)
+        .with_http_connector(Connector::new(None, clients)?)
         .build();
     Ok(Arc::new(built.map_err(|error| settings("az", &error))?))
 }

@@ -17,22 +17,23 @@ pub(crate) struct Pending {
     state: Mutex<State>,
     /// Room was made, or the volume was given up.
     changed: Notify,
+    /// There is such a file.
+    came: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// All that has no extents, what rounds have taken included.
     bytes: u64,
-    /// What rounds have taken.
-    taken: u64,
+    /// Of these, those that a round has taken.
+    in_rounds: u64,
     files: HashMap<u64, Pin>,
     failed: Option<Error>,
 }
 
 impl Pending {
-    /// Takes room for `bytes`, once there is some; says whether so much of it is in no round that
-    /// each file's should begin one. What is on its way makes room by itself: rounds for its sake
-    /// would be many and small.
+    /// Takes room for `bytes`, once there is some; says whether more than half of all is taken by
+    /// data that is in no round: what a round has taken gives its room back by itself, so that data
+    /// that waits with it need not go in many small rounds.
     pub(crate) async fn take(&self, bytes: u64) -> Result<bool> {
         loop {
             let changed = self.changed.notified();
@@ -44,31 +45,30 @@ impl Pending {
                 // A larger write than all of it goes alone.
                 if state.bytes == 0 || state.bytes + bytes <= BYTES_MAX {
                     state.bytes += bytes;
-                    return Ok(state.bytes - state.taken > BYTES_MAX / 2);
+                    return Ok(state.bytes - state.in_rounds > BYTES_MAX / 2);
                 }
             }
             changed.await;
         }
     }
 
-    /// Gives room back that was taken for data that was not written.
+    /// Gives room back that no round has taken.
     pub(crate) fn give(&self, bytes: u64) {
         self.state.lock().bytes -= bytes;
         self.changed.notify_waiters();
     }
 
-    /// A round has taken `bytes`.
-    pub(crate) fn round_begins(&self, bytes: u64) {
-        self.state.lock().taken += bytes;
+    /// A round has taken data with so much room.
+    pub(crate) fn begin_round(&self, bytes: u64) {
+        self.state.lock().in_rounds += bytes;
     }
 
-    /// A round has given its `bytes` their extents.
-    pub(crate) fn round_ends(&self, bytes: u64) {
-        {
-            let mut state = self.state.lock();
-            state.bytes -= bytes;
-            state.taken -= bytes;
-        }
+    /// Gives the room of a round back.
+    pub(crate) fn end_round(&self, bytes: u64) {
+        let mut state = self.state.lock();
+        state.bytes -= bytes;
+        state.in_rounds -= bytes;
+        drop(state);
         self.changed.notify_waiters();
     }
 
@@ -78,6 +78,18 @@ impl Pending {
         if is_new {
             let pin = pin.clone();
             let _was_added_meanwhile = self.state.lock().files.insert(pin.ino, pin);
+            self.came.notify_waiters();
+        }
+    }
+
+    /// Waits until a file has data without extents.
+    pub(crate) async fn some(&self) {
+        loop {
+            let came = self.came.notified();
+            if !self.is_empty() {
+                return;
+            }
+            came.await;
         }
     }
 
@@ -136,4 +148,25 @@ impl Pending {
 /// A volume that was given up.
 pub(crate) fn given_up() -> Error {
     Error::with(ErrorKind::Io, "write data", "the volume was given up")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_rounds_have_taken_does_not_make_it_tight() {
+        let (pending, half) = (Pending::default(), BYTES_MAX / 2);
+        assert!(!pending.take(half).await.unwrap());
+        pending.begin_round(half);
+        assert!(!pending.take(half).await.unwrap(), "as much is left for others");
+        // It is full, and a round that ends makes room.
+        let more = pending.take(1);
+        tokio::pin!(more);
+        assert!(futures_util::poll!(&mut more).is_pending());
+        pending.end_round(half);
+        assert!(more.await.unwrap(), "more than half waits for a round");
+        pending.give(half + 1);
+        assert_eq!(pending.bytes(), 0);
+    }
 }

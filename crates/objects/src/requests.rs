@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::problem::{About, OverLimit, Problem, Retry};
-use crate::stats::{Counters, Kind};
+use crate::stats::{Counters, Kind, Stats};
 
 /// Requests at a time, of each class.
 const CONTROL: usize = 32;
@@ -293,6 +293,15 @@ impl Requests {
                 Err(problem)
             }
         }
+    }
+}
+
+impl Drop for Requests {
+    /// Says what was sent, also by a process that answers no call any more: that of an unmount.
+    fn drop(&mut self) {
+        let Stats { get, put, list, delete, .. } = self.counters.stats();
+        let [get, put, list, delete] = [get, put, list, delete].map(|kind| kind.requests);
+        tracing::debug!(get, put, list, delete, "requests sent to a bucket, in all");
     }
 }
 

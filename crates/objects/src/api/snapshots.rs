@@ -12,7 +12,7 @@ use crate::find_snapshot::{check_name, list};
 use crate::format;
 use crate::key_file;
 use crate::mount::Mounted;
-use crate::open::open_bucket;
+use crate::open::open_shared;
 use crate::parents::Parents;
 use crate::store::wait;
 use crate::url::Url;
@@ -61,7 +61,7 @@ pub fn delete_snapshot(url: &str, key_file: Option<&Path>, name: &str) -> Result
 /// # Errors
 /// The bucket's; `NotFound`: there is no volume.
 pub fn snapshots(url: &str) -> Result<Vec<SnapshotInfo>> {
-    let bucket = open_bucket(&url.parse::<Url>()?)?;
+    let bucket = open_shared(&url.parse::<Url>()?)?;
     let runtime = crate::runtime::handle()?;
     let found = wait(&runtime, async {
         let format = format::read(&bucket).await?;
@@ -103,7 +103,7 @@ pub fn clone_volume(url: &str, name: &str, new: &str) -> Result<Cloned> {
     if !why.is_empty() {
         return Err(Error::with(ErrorKind::Invalid, "clone", format!("{to}: {why}")));
     }
-    let (from, bucket) = (open_bucket(&from)?, open_bucket(&to)?);
+    let (from, bucket) = (open_shared(&from)?, open_shared(&to)?);
     let runtime = crate::runtime::handle()?;
     let (format, snapshot) = wait(&runtime, make(&from, name, &bucket))?;
     let (url, uuid) = (to.to_string(), format.uuid.to_string());
@@ -113,7 +113,7 @@ pub fn clone_volume(url: &str, name: &str, new: &str) -> Result<Cloned> {
 fn held<T>(url: &str, key_file: Option<&Path>, work: impl AsyncFnOnce(&Mounted) -> Result<T>) -> Result<T> {
     let url: Url = url.parse()?;
     let key = key_file.map(key_file::read).transpose()?;
-    let bucket: Bucket = open_bucket(&url)?;
+    let bucket: Bucket = open_shared(&url)?;
     let runtime = crate::runtime::handle()?;
     let worked = async {
         let options = OpenOptions { mountpoint: "snapshot".to_owned(), ..OpenOptions::default() };

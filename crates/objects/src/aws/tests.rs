@@ -6,10 +6,11 @@ use object_store::aws::AmazonS3;
 use store::{ErrorKind, Result};
 
 use super::open;
+use crate::client::Clients;
 
 fn opened(bucket: &str, environment: &[(&str, &str)]) -> Result<(AmazonS3, String)> {
     let environment: HashMap<_, _> = environment.iter().copied().collect();
-    open(bucket, &|name| environment.get(name).map(|value| (*value).to_owned()))
+    open(bucket, &|name| environment.get(name).map(|value| (*value).to_owned()), Clients::Own)
 }
 
 const KEY: [(&str, &str); 2] = [("AWS_ACCESS_KEY_ID", "A"), ("AWS_SECRET_ACCESS_KEY", "very-secret")];

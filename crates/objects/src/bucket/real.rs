@@ -92,7 +92,7 @@ async fn a_real_server_s_refusals_are_in_plain_words() {
             "HOME" => None,
             _ => std::env::var(variable).ok(),
         };
-        let (store, credentials) = crate::aws::open(name, &environment).unwrap();
+        let (store, credentials) = crate::aws::open(name, &environment, crate::client::Clients::Own).unwrap();
         let about = crate::problem::About { url: "s3://b/v".to_owned(), credentials };
         Bucket::opened(std::sync::Arc::new(store), "v".into(), about)
     };

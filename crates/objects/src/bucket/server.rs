@@ -59,7 +59,7 @@ pub(super) fn bucket_at(endpoint: &str) -> Bucket {
         "AWS_SESSION_TOKEN" => Some("token-secret".to_owned()),
         _ => None,
     };
-    let (store, credentials) = aws::open("b", &environment).unwrap();
+    let (store, credentials) = aws::open("b", &environment, crate::client::Clients::Own).unwrap();
     Bucket::opened(Arc::new(store), "v".into(), About { url: "s3://b/v".to_owned(), credentials })
 }
 

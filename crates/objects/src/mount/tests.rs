@@ -1,0 +1,69 @@
+//! The requests of a volume that is open: of one that nobody uses, and of one that is written to in
+//! sequence.
+
+use std::io::IoSlice;
+
+use object_store::memory::InMemory;
+use object_store::throttle::{ThrottleConfig, ThrottledStore};
+
+use super::*;
+use crate::garbage::tests::{LARGE, make, open, write};
+use crate::segments::EXTENT_BYTES_MAX;
+
+/// Requests by the names of their kinds: GET, PUT, LIST, DELETE.
+fn sent(mounted: &Mounted) -> [u64; 4] {
+    let kinds = mounted.requests().kinds;
+    ["get", "put", "list", "delete"]
+        .map(|name| kinds.iter().filter(|kind| kind.name == name).map(|kind| kind.sent).sum())
+}
+
+fn since(mounted: &Mounted, before: [u64; 4]) -> [u64; 4] {
+    let now = sent(mounted);
+    std::array::from_fn(|kind| now[kind] - before[kind])
+}
+
+/// Its lease is asked for beside this: `lease::tests::holders`.
+#[tokio::test(start_paused = true)]
+async fn an_idle_volume_sends_no_put_and_hardly_a_get() {
+    let (hour, objects) = (Duration::from_secs(3600), Arc::default());
+    for life in 1..=2 {
+        let mounted = open(&objects, life).await;
+        if life == 1 {
+            write(mounted.tree(), &make(mounted.tree(), "file").await, 1, LARGE).await;
+        }
+        // What is garbage by then is found in three passes, and removed.
+        let begun = sent(&mounted);
+        tokio::time::sleep(hour).await;
+        println!("life {life}: GET, PUT, LIST, DELETE of the first hour: {:?}", since(&mounted, begun));
+        let before = sent(&mounted);
+        tokio::time::sleep(hour).await;
+        let [gets, puts, lists, deletes] = since(&mounted, before);
+        println!("life {life}: of an idle hour: {gets}, {puts}, {lists}, {deletes}");
+        assert_eq!((puts, lists, deletes), (0, 0, 0), "life {life}");
+        // Two for each look for a newer manifest, of which one more may fall into the hour.
+        assert!(gets <= 2 * 13, "life {life}: {gets} GETs an hour");
+        mounted.close().await;
+    }
+}
+
+/// Data comes faster than the bucket takes it: it waits in few rounds, each of a whole extent.
+#[tokio::test(start_paused = true)]
+async fn bulk_data_goes_in_whole_extents_though_the_bucket_is_slow() {
+    const WRITE: usize = 1 << 20;
+    let slow = ThrottleConfig { wait_put_per_call: Duration::from_millis(500), ..ThrottleConfig::default() };
+    let store = ThrottledStore::new(InMemory::new(), slow);
+    let bucket = Bucket::new(Arc::new(store), "volume".into());
+    let mounted = Mounted::open(bucket, None, MountOptions::plain(4, [1; 16])).await.unwrap();
+    let (tree, extents) = (mounted.tree(), 32);
+    let pin = make(tree, "file").await;
+    let before = sent(&mounted);
+    let data = vec![1; WRITE];
+    for number in 0..extents * EXTENT_BYTES_MAX / WRITE {
+        tree.write_at(&pin, &[IoSlice::new(&data)], (number * WRITE) as u64).await.unwrap();
+    }
+    tree.sync_file(&pin).await.unwrap();
+    let [_, puts, ..] = since(&mounted, before);
+    // Beside the segments, objects of the log with their rows: of the sync, and each 5 s.
+    assert!((extents as u64..=extents as u64 + 8).contains(&puts), "{puts} PUTs for {extents} extents");
+    mounted.close().await;
+}
