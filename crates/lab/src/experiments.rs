@@ -4,13 +4,14 @@ use crate::experiment::Experiment;
 use crate::{drain, eventpoll, isolation, mounts, objects, rcu, scale, sync, volumes};
 
 /// All of them, in the order of the help.
-pub(crate) static ALL: [&Experiment; 9] = [
+pub(crate) static ALL: [&Experiment; 10] = [
     &drain::EXPERIMENT,
     &eventpoll::EXPERIMENT,
     &isolation::EXPERIMENT,
     &scale::EXPERIMENT,
     &mounts::EXPERIMENT,
     &objects::EXPERIMENT,
+    &objects::cost::EXPERIMENT,
     &rcu::EXPERIMENT,
     &sync::EXPERIMENT,
     &volumes::EXPERIMENT,

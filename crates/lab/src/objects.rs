@@ -6,9 +6,12 @@
 //! conditional PUT after each fsync that it is compared with.
 
 mod bucket;
+pub(crate) mod cost;
 mod delay;
 mod growth;
+mod idle;
 mod reach;
+mod requests;
 mod subject;
 
 use std::fs::{self, File};
@@ -83,6 +86,10 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
         if settings.scenarios.contains(&scenario) {
             archives.push(Archive::new(scenario, &files, scratch.path()).context("cannot make an archive")?);
         }
+    }
+    idle::measure(settings, (&program, &server, scratch.path()), progress, recorder)?;
+    if settings.scenarios.iter().all(|scenario| idle::is_one(scenario)) {
+        return Ok(vec![format!("bucket: {}", server.shown())]);
     }
     let rounds = settings.runs.unwrap_or(if settings.quick { 1 } else { 5 });
     progress.expect(EXPERIMENT.name, Duration::from_secs(10 * rounds as u64));
@@ -298,8 +305,8 @@ fn count_requests(
         archive.unpack(&again)?;
         rustix::fs::syncfs(File::open(&again)?).context("syncfs")?;
         if let Some(after) = mounted.requests()? {
-            recorder.value(archive.scenario, variant, REQUESTS, after.all.saturating_sub(before.all) as f64);
-            recorder.value(archive.scenario, variant, PUTS, after.puts.saturating_sub(before.puts) as f64);
+            recorder.value(archive.scenario, variant, REQUESTS, (after - before).all() as f64);
+            recorder.value(archive.scenario, variant, PUTS, (after - before).puts as f64);
             recorder.note(
                 archive.scenario,
                 variant,

@@ -7,7 +7,8 @@
 //! named: a figure in the page that is in no file is an error, and so is a file that the page does
 //! not show, or whose plot it does not. Figures that others have published are in `published.json`
 //! ([`published`]) and stand beside ours; results of hosts are in `host.json`, of which
-//! [`crate::host`] makes the blocks of docs/KERNELS.md. Single figures in prose ([`inline`]) are
+//! [`crate::host`] makes the blocks of docs/KERNELS.md; [`crate::objects::cost`] makes those of
+//! docs/design/objects-cost.md. Single figures in prose ([`inline`]) are
 //! filled on this page and all others of the documentation.
 
 mod blocks;
@@ -16,6 +17,7 @@ mod published;
 
 use crate::experiments;
 use crate::host::{Hosts, page as host_page};
+use crate::objects::cost::page as cost_page;
 use crate::report::{Baseline, Document};
 use anyhow::Context as _;
 use blocks::{Block, Part};
@@ -144,6 +146,7 @@ impl Results {
         for (file, text) in &self.others {
             let within = || format!("in {}", file.display());
             let text = host_page::fill(text, self.hosts.as_ref()).with_context(within)?;
+            let text = cost_page::fill(&text, &self.documents).with_context(within)?;
             wanted.push((file.clone(), inline::fill(&text, &self.documents).with_context(within)?));
         }
         for (name, document) in &self.documents {

@@ -33,7 +33,11 @@ impl Server {
         let given = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let (base, endpoint) = match given("WATERTIGHT_TEST_URL") {
             Some(bucket) => (format!("{bucket}/lab-{}", std::process::id()), given("AWS_ENDPOINT_URL")),
-            None => (format!("file://{}/bucket", scratch.display()), None),
+            None => {
+                let directory = scratch.join("bucket");
+                std::fs::create_dir_all(&directory)?;
+                (format!("file://{}", directory.display()), None)
+            }
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let delay = endpoint.as_deref().map(Delay::before).transpose()?;

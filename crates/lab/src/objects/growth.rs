@@ -2,7 +2,8 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
-use std::time::Instant;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
@@ -23,6 +24,13 @@ const CREATE_US: Metric = Metric::new("create_each", "us");
 const MOUNT_MS: Metric = Metric::new("mount", "ms");
 const LIST_MS: Metric = Metric::new("first_list", "ms");
 const STAT_US: Metric = Metric::new("stat_each", "us");
+const TAKEOVER_MS: Metric = Metric::new("takeover", "ms");
+const CREATE_REQUESTS: Metric = Metric::new("create_requests", "");
+const UMOUNT_REQUESTS: Metric = Metric::new("umount_requests", "");
+const MOUNT_REQUESTS: Metric = Metric::new("mount_requests", "");
+const LIST_REQUESTS: Metric = Metric::new("list_requests", "");
+const STAT_REQUESTS: Metric = Metric::new("stat_requests", "");
+const TAKEOVER_REQUESTS: Metric = Metric::new("takeover_requests", "");
 const STORED: Metric = Metric::new("bytes_in_bucket", "B");
 const RATIO_BEFORE: Metric = Metric::new("stored_per_live_before", "");
 const RATIO: Metric = Metric::new("stored_per_live", "");
@@ -37,7 +45,7 @@ const TIMES: u64 = 6;
 /// Blocks between two syncs.
 const SYNCED: u64 = 64;
 
-/// Makes a volume of `files` files, and uses it once more.
+/// Makes a volume of `files` files, uses it once more, and takes it over.
 pub(super) fn grow(
     scenario: &'static str,
     files: u32,
@@ -47,40 +55,75 @@ pub(super) fn grow(
 ) -> anyhow::Result<()> {
     let variant = "default";
     let mut value = |metric, value| recorder.value(scenario, variant, metric, value);
-    let millis = |begun: Instant| begun.elapsed().as_secs_f64() * 1000.0;
+    let millis = |took: Duration| took.as_secs_f64() * 1000.0;
     let each = |begun: Instant, times: u32| begun.elapsed().as_secs_f64() * 1e6 / f64::from(times);
     let mounted = subject.mount()?;
+    let opened = mounted.requests_so_far()?;
     let begun = Instant::now();
-    for number in 0..files {
-        let directory = mounted.path().join(format!("d{}", number / TOGETHER));
-        if number % TOGETHER == 0 {
-            fs::create_dir(&directory)?;
-        }
-        File::create(directory.join(format!("file-{number}")))?;
+    for directory in 0..files / TOGETHER {
+        make_files(&mounted.path().join(format!("d{directory}")))?;
     }
     value(CREATE_US, each(begun, files));
-    let begun = Instant::now();
-    mounted.unmount()?;
-    value(UMOUNT_MS, millis(begun));
+    let made = mounted.requests_so_far()?;
+    value(CREATE_REQUESTS, (made - opened).all() as f64);
+    let (took, sent) = mounted.unmount_and_count()?;
+    value(UMOUNT_MS, millis(took));
+    value(UMOUNT_REQUESTS, (sent.context("the process did not log its requests")? - made).all() as f64);
     value(STORED, server.bytes(name)? as f64);
     let begun = Instant::now();
     let mounted = subject.mount()?;
-    value(MOUNT_MS, millis(begun));
+    value(MOUNT_MS, millis(begun.elapsed()));
+    let opened = mounted.requests_so_far()?;
+    value(MOUNT_REQUESTS, opened.all() as f64);
     let last = mounted.path().join(format!("d{}", (files - 1) / TOGETHER));
     let begun = Instant::now();
     let names: Vec<_> = fs::read_dir(&last)?.collect::<Result<_, _>>()?;
-    value(LIST_MS, millis(begun));
+    value(LIST_MS, millis(begun.elapsed()));
+    let listed = mounted.requests_so_far()?;
+    value(LIST_REQUESTS, (listed - opened).all() as f64);
     anyhow::ensure!(names.len() == TOGETHER as usize, "{} names of {TOGETHER}", names.len());
     let begun = Instant::now();
     for name in &names {
         name.metadata()?;
     }
     value(STAT_US, each(begun, TOGETHER));
-    if let Some(requests) = mounted.requests()? {
-        value(REQUESTS, requests.all as f64);
+    let seen = mounted.requests_so_far()?;
+    value(STAT_REQUESTS, (seen - listed).all() as f64);
+    value(REQUESTS, seen.all() as f64);
+    // What is taken over has something that is only in the log.
+    let more = mounted.path().join("more");
+    make_files(&more)?;
+    rustix::fs::syncfs(File::open(&more)?).context("syncfs")?;
+    mounted.suspend()?;
+    let begun = Instant::now();
+    let taken = subject.take_over();
+    let took = begun.elapsed();
+    // Before anything fails: what looks at the mount of a stopped process waits for it.
+    mounted.kill()?;
+    let taken = taken?;
+    value(TAKEOVER_MS, millis(took));
+    value(TAKEOVER_REQUESTS, taken.requests_so_far()?.all() as f64);
+    let kept = fs::read_dir(taken.path().join("more"))?.count();
+    anyhow::ensure!(
+        kept == TOGETHER as usize,
+        "after the takeover {kept} files of {TOGETHER} that were synced"
+    );
+    taken.unmount()?;
+    recorder.note(
+        scenario,
+        variant,
+        "requests: of the second mount, the listing and the stats; takeover: with `-o takeover`, of a \
+         process that does not answer, which has synced 1000 more files",
+    );
+    Ok(())
+}
+
+/// A directory of empty files.
+fn make_files(directory: &Path) -> anyhow::Result<()> {
+    fs::create_dir(directory)?;
+    for number in 0..TOGETHER {
+        File::create(directory.join(format!("file-{number}")))?;
     }
-    mounted.unmount()?;
-    recorder.note(scenario, variant, "requests: of the second mount, the listing and the stats");
     Ok(())
 }
 

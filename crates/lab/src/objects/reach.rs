@@ -17,6 +17,7 @@ use testing::cgroup::Cgroup;
 
 use super::bucket::Server;
 use super::growth::REQUESTS;
+use super::requests::Requests;
 use super::subject::{Mounted, Subject};
 use super::{PUTS, TOOK_US, fsyncs, mount_of};
 use crate::experiment::Settings;
@@ -163,7 +164,7 @@ fn many(scenario: &str, subject: &Subject, recorder: &mut Recorder) -> anyhow::R
             Ok(file)
         })
         .collect::<std::io::Result<_>>()?;
-    let before = mounted.requests()?.context("the volume does not count its requests")?;
+    let before = mounted.requests_so_far()?;
     let (ready, begun) = (Barrier::new(THREADS), Instant::now());
     let all: Vec<std::io::Result<Histogram>> = thread::scope(|scope| {
         let syncing = files.iter().map(|file| {
@@ -185,7 +186,7 @@ fn many(scenario: &str, subject: &Subject, recorder: &mut Recorder) -> anyhow::R
         syncing.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
     });
     let took = begun.elapsed().as_secs_f64();
-    let after = mounted.requests()?.context("the volume does not count its requests")?;
+    let after = mounted.requests_so_far()?;
     let mut together = Histogram::default();
     for one in all {
         together.merge(&one?);
@@ -193,7 +194,7 @@ fn many(scenario: &str, subject: &Subject, recorder: &mut Recorder) -> anyhow::R
     let fsyncs = together.count() as f64;
     recorder.operations_us(scenario, "default", TOOK_US, &together);
     recorder.rate(scenario, "default", SYNCS_RATE, fsyncs / took);
-    recorder.value(scenario, "default", PER_PUT, fsyncs / (after.puts - before.puts).max(1) as f64);
+    recorder.value(scenario, "default", PER_PUT, fsyncs / (after - before).puts.max(1) as f64);
     drop(files);
     mounted.unmount()
 }
@@ -230,10 +231,10 @@ fn sequential(
     }
     let took = begun.elapsed();
     drop(file);
-    let requests = mounted.requests()?.context("the volume does not count its requests")?;
+    let requests = mounted.requests_so_far()?;
     mounted.unmount()?;
     recorder.rate(scenario, "default", READ, rate(took));
-    recorder.value(scenario, "default", REQUESTS, requests.all as f64);
+    recorder.value(scenario, "default", REQUESTS, requests.all() as f64);
     recorder.note(scenario, "default", "requests: of the mount that reads");
     let gets = server.get_all(&names, TOGETHER)?;
     if variants.contains(&"server") {
@@ -254,8 +255,8 @@ fn handover(scenario: &str, subject: &Subject, recorder: &mut Recorder) -> anyho
     let elsewhere = subject.mount_elsewhere()?;
     ensure!(fs::read(elsewhere.path().join("file-99"))? == [3; 4096], "other bytes than were written");
     recorder.value(scenario, "default", UNTIL_READ_MS, begun.elapsed().as_secs_f64() * 1000.0);
-    let requests = elsewhere.requests()?.context("the volume does not count its requests")?;
-    recorder.value(scenario, "default", REQUESTS, requests.all as f64);
+    let requests = elsewhere.requests_so_far()?;
+    recorder.value(scenario, "default", REQUESTS, requests.all() as f64);
     recorder.note(scenario, "default", "requests: of the mount and the read elsewhere");
     elsewhere.unmount()
 }
@@ -310,23 +311,19 @@ fn work(
     let begun = Instant::now();
     mounted.unmount()?;
     recorder.value(scenario, variant, TOOK_MS, (done + begun.elapsed()).as_secs_f64() * 1000.0);
-    if let Some((all, puts)) = requests {
-        recorder.value(scenario, variant, REQUESTS, all as f64);
-        recorder.value(scenario, variant, PUTS, puts as f64);
+    if let Some(requests) = requests {
+        recorder.value(scenario, variant, REQUESTS, requests.all() as f64);
+        recorder.value(scenario, variant, PUTS, requests.puts as f64);
         recorder.note(scenario, variant, "requests: of the work and a sync of it");
     }
     Ok(())
 }
 
-/// The requests of what was done since, when all of it is in the bucket.
-fn requests_of(
-    mounted: &Mounted,
-    before: Option<super::subject::Requests>,
-) -> anyhow::Result<Option<(u64, u64)>> {
+/// The requests of what was done since, when all of it is in the bucket; none of a peer's.
+fn requests_of(mounted: &Mounted, before: Option<Requests>) -> anyhow::Result<Option<Requests>> {
     let Some(before) = before else { return Ok(None) };
     rustix::fs::syncfs(File::open(mounted.path())?).context("syncfs")?;
-    let after = mounted.requests()?.context("the volume does not count its requests")?;
-    Ok(Some((after.all.saturating_sub(before.all), after.puts.saturating_sub(before.puts))))
+    Ok(Some(mounted.requests_so_far()? - before))
 }
 
 /// A small tree of sources.

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 
 use super::bucket::Server;
+use super::requests::{LOG_FILTER, Requests};
 use crate::child::Server as Process;
-use crate::control::known;
+use crate::control::{Control, known};
 
 /// How long a volume may be mounted before its record is there.
 const RECORD_MAX: Duration = Duration::from_secs(10);
@@ -44,13 +45,7 @@ pub(super) struct Mounted {
     process: Process,
     at: PathBuf,
     run: Option<PathBuf>,
-}
-
-/// Requests so far.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Requests {
-    pub(super) all: u64,
-    pub(super) puts: u64,
+    log: PathBuf,
 }
 
 impl Subject {
@@ -59,14 +54,43 @@ impl Subject {
     /// # Errors
     /// If it cannot be formatted.
     pub(super) fn ours(program: &Path, server: &Server, scratch: &Path, name: &str) -> anyhow::Result<Self> {
-        let url = server.url(name);
-        let subject = Self {
-            endpoint: server.endpoint.clone(),
-            ..Self::new(program.to_owned(), scratch, name, Kind::Ours { url: url.clone() })?
-        };
-        let output = subject.command(&["format", &url]).output()?;
-        ensure!(output.status.success(), "format: {}", said(&output));
+        let subject = Self::unmade(program, server, scratch, name)?;
+        subject.run(&["format", subject.url()])?;
         Ok(subject)
+    }
+
+    /// A volume of ours that is not formatted.
+    ///
+    /// # Errors
+    /// If its directories cannot be made.
+    pub(super) fn unmade(
+        program: &Path,
+        server: &Server,
+        scratch: &Path,
+        name: &str,
+    ) -> anyhow::Result<Self> {
+        let ours = Self::new(program.to_owned(), scratch, name, Kind::Ours { url: server.url(name) })?;
+        Ok(Self { endpoint: server.endpoint.clone(), ..ours })
+    }
+
+    /// Runs the program for a volume of ours; the requests that it sent, if it says so.
+    ///
+    /// # Errors
+    /// If it fails, in its words.
+    pub(super) fn run(&self, arguments: &[&str]) -> anyhow::Result<Option<Requests>> {
+        let output =
+            self.command(arguments).env("WATERTIGHT_RUNTIME_DIR", self.directory.join("run")).output()?;
+        let verb = arguments.first().copied().unwrap_or_default();
+        ensure!(output.status.success(), "{verb}: {}", said(&output));
+        Ok(Requests::logged(&String::from_utf8_lossy(&output.stderr)))
+    }
+
+    /// The URL of a volume of ours; nothing for a peer's.
+    pub(super) fn url(&self) -> &str {
+        match &self.kind {
+            Kind::Ours { url } => url,
+            Kind::Rclone { .. } | Kind::Juicefs { .. } => "",
+        }
     }
 
     /// A directory of rclone's, which keeps what is written and uploads it later.
@@ -167,8 +191,17 @@ impl Subject {
                 None
             }
         };
-        let process = Process::start(&mut command, &at, &self.directory.join(format!("{place}.log")))?;
-        Ok(Mounted { process, at, run })
+        let log = self.directory.join(format!("{place}.log"));
+        let process = Process::start(&mut command, &at, &log)?;
+        Ok(Mounted { process, at, run, log })
+    }
+
+    /// Mounts a volume of ours in another place, though a process holds it that does not answer.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub(super) fn take_over(&self) -> anyhow::Result<Mounted> {
+        self.mount_at("elsewhere", "run-elsewhere", "takeover")
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -176,6 +209,9 @@ impl Subject {
         // With a bundle, rclone 1.60 refuses every S3 server.
         command.args(arguments).env_remove("AWS_CA_BUNDLE").stdin(Stdio::null());
         command.envs(self.endpoint.iter().map(|endpoint| ("AWS_ENDPOINT_URL", endpoint)));
+        if matches!(self.kind, Kind::Ours { .. }) {
+            command.args(["--log-format", "json"]).env("RUST_LOG", LOG_FILTER);
+        }
         command
     }
 
@@ -184,11 +220,7 @@ impl Subject {
     /// # Errors
     /// If the program does not do it.
     pub(super) fn collect_garbage(&self) -> anyhow::Result<()> {
-        let Kind::Ours { url } = &self.kind else { return Ok(()) };
-        let run = self.directory.join("run");
-        let output = self.command(&["gc", url]).env("WATERTIGHT_RUNTIME_DIR", run).output()?;
-        ensure!(output.status.success(), "{}", said(&output));
-        Ok(())
+        self.run(&["gc", self.url()]).map(drop)
     }
 
     /// How many bytes of the files in `tree`, another client does not find at this moment.
@@ -250,20 +282,45 @@ impl Mounted {
     /// If its process does not answer.
     pub(super) fn requests(&self) -> anyhow::Result<Option<Requests>> {
         let Some(run) = &self.run else { return Ok(None) };
-        let until = Instant::now() + RECORD_MAX;
-        let control = loop {
-            match known(run)?.pop() {
-                Some((_, control)) => break control,
-                None => ensure!(Instant::now() < until, "the volume has no record"),
-            }
-            // Another process writes it, a moment after the mount is there.
-            std::thread::sleep(Duration::from_millis(5));
-        };
+        let control = control(run)?;
         let status = control.status()?;
-        let Some(kinds) = status["store_requests"]["by_kind"].as_object() else { return Ok(None) };
-        let sent = |kind: &serde_json::Value| kind["sent"].as_u64().unwrap_or(0);
-        let puts = kinds.get("put").map_or(0, sent);
-        Ok(Some(Requests { all: kinds.values().map(sent).sum(), puts }))
+        Ok(Requests::of_status(&status))
+    }
+
+    /// The requests that a volume of ours has sent.
+    ///
+    /// # Errors
+    /// If its process does not answer, or it is none of ours.
+    pub(super) fn requests_so_far(&self) -> anyhow::Result<Requests> {
+        self.requests()?.context("the volume does not count its requests")
+    }
+
+    /// Stops its process: it answers nothing from then on.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(super) fn suspend(&self) -> anyhow::Result<()> {
+        self.process.suspend()
+    }
+
+    /// Ends its process by a signal.
+    ///
+    /// # Errors
+    /// If it is still there after a while.
+    pub(super) fn kill(self) -> anyhow::Result<()> {
+        self.process.kill()
+    }
+
+    /// umount(8): how long it took, and all requests of the process, whose end is waited for.
+    ///
+    /// # Errors
+    /// If umount(8) fails, or the process does not end.
+    pub(super) fn unmount_and_count(self) -> anyhow::Result<(Duration, Option<Requests>)> {
+        let begun = Instant::now();
+        umount(&self.at)?;
+        let took = begun.elapsed();
+        self.process.stop()?;
+        Ok((took, Requests::logged(&fs::read_to_string(&self.log)?)))
     }
 
     /// umount(8), and its process's end.
@@ -271,12 +328,34 @@ impl Mounted {
     /// # Errors
     /// If umount(8) fails.
     pub(super) fn unmount(self) -> anyhow::Result<()> {
-        let output = Command::new("umount").arg(&self.at).stdin(Stdio::null()).output()?;
-        ensure!(output.status.success(), "umount: {}", said(&output));
+        umount(&self.at)?;
         // What it does from here on is not waited for, as nobody does.
         std::thread::spawn(move || self.process.stop());
         Ok(())
     }
+}
+
+/// The one volume in a runtime directory.
+///
+/// # Errors
+/// If it has no record after a while.
+pub(super) fn control(run: &Path) -> anyhow::Result<Control> {
+    let until = Instant::now() + RECORD_MAX;
+    loop {
+        if let Some((_, control)) = known(run)?.pop() {
+            return Ok(control);
+        }
+        ensure!(Instant::now() < until, "the volume has no record");
+        // Another process writes it, a moment after the mount is there.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// umount(8).
+pub(super) fn umount(at: &Path) -> anyhow::Result<()> {
+    let output = Command::new("umount").arg(at).stdin(Stdio::null()).output()?;
+    ensure!(output.status.success(), "umount: {}", said(&output));
+    Ok(())
 }
 
 /// The files of a tree, by their names in it, and their sizes.
