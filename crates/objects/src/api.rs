@@ -32,6 +32,7 @@ use crate::make::make;
 use crate::mount::{MountOptions, Mounted};
 use crate::newest_manifest::older_metadata;
 use crate::open::open_shared;
+use crate::quota_walks::{QuotaInfo, QuotaLimits};
 use crate::readers::Mark;
 use crate::rows::Totals;
 use crate::store::{BucketStore, wait};
@@ -325,7 +326,15 @@ async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions
         if let Some(journal) = given_up {
             journal.give_up().await?;
         }
-        Mounted::open(lasting.clone(), last, mount).await
+        let mounted = Mounted::open(lasting.clone(), last, mount).await?;
+        // A clone may have been made of a version that was read just before the first quota.
+        if mounted.tree().quotas.are_on()
+            && format.version < format::WITH_QUOTAS
+            && let Err(error) = format::raise(&lasting, format::WITH_QUOTAS).await
+        {
+            tracing::warn!(%error, "programs that do not know quotas are not kept from the volume");
+        }
+        Ok(mounted)
     };
     match opened.await {
         Ok(mounted) => Ok(mounted),
@@ -379,6 +388,56 @@ pub(crate) async fn of_family(bucket: &Bucket, format: &Format) -> Result<Bucket
         return Ok(bucket.clone());
     }
     with_parents(bucket, &format.parents).await
+}
+
+/// What is asked of a volume's quotas.
+#[derive(Debug, Clone)]
+pub enum QuotaCall {
+    /// Sets the limits of a directory, by its path from the root.
+    Set(PathBuf, QuotaLimits),
+    /// The quota of a directory.
+    Get(PathBuf),
+    /// All of them.
+    List,
+    /// Deletes a directory's.
+    Delete(PathBuf),
+}
+
+/// Answers a call about quotas of a volume that is not mounted, which is held meanwhile: with the
+/// quota that it is about, or with all.
+///
+/// # Errors
+/// As [`open`]; `NoAttribute`: the directory has no quota.
+pub fn quotas(url: &str, key_file: Option<&std::path::Path>, call: &QuotaCall) -> Result<Vec<QuotaInfo>> {
+    let url: Url = url.parse()?;
+    let key = key_file.map(key_file::read).transpose()?;
+    let runtime = crate::runtime::handle()?;
+    let bucket = open_shared(&url)?;
+    let answered = async {
+        let options = OpenOptions { mountpoint: "quotas".to_owned(), ..OpenOptions::default() };
+        let mounted = open_held(&bucket, key.as_ref(), &options).await?;
+        let answered = answer(&mounted, call).await;
+        mounted.close().await;
+        answered
+    };
+    wait(&runtime, answered)
+}
+
+async fn answer(mounted: &Mounted, call: &QuotaCall) -> Result<Vec<QuotaInfo>> {
+    let tree = mounted.tree();
+    match call {
+        QuotaCall::Set(path, limits) => {
+            let dir = tree.directory_at(path).await?;
+            mounted.set_quota(dir.ino, *limits).await?;
+            Ok(vec![tree.quota(dir.ino).await?])
+        }
+        QuotaCall::Get(path) => Ok(vec![tree.quota(tree.directory_at(path).await?.ino).await?]),
+        QuotaCall::List => Ok(tree.some_quotas(None, usize::MAX).await.0),
+        QuotaCall::Delete(path) => {
+            let dir = tree.directory_at(path).await?;
+            tree.delete_quota(dir.ino).await.map(|()| Vec::new())
+        }
+    }
 }
 
 /// How the volume's data is encoded.

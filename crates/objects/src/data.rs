@@ -8,6 +8,7 @@
 
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 use store::{Error, ErrorKind, Result};
@@ -19,7 +20,7 @@ use crate::extents::ExtentChange;
 use crate::node::{Locked, Pin};
 use crate::pending::given_up;
 use crate::pieces::Taken;
-use crate::rows::{Extent, ExtentRow, inode_key};
+use crate::rows::{Extent, ExtentRow};
 use crate::segments::{EXTENT_BYTES_MAX, Part};
 use crate::tree::{Tree, fail, now};
 
@@ -56,7 +57,11 @@ impl Tree {
         let is_tight = self.pending.take(len as u64).await?;
         let mut data = BytesMut::with_capacity(len);
         bufs.iter().for_each(|buf| data.extend_from_slice(buf));
-        let locked = pin.lock().await.and_then(|state| check_whole(&state, "write").map(|()| state));
+        let locked = pin.lock().await.and_then(|mut state| {
+            check_whole(&state, "write")?;
+            let charge = state.charge.max(end);
+            state.charge_to(&self.quotas, charge, "write").map(|()| state)
+        });
         let mut state = match locked {
             Ok(state) => state,
             Err(error) => {
@@ -76,6 +81,23 @@ impl Tree {
             self.settle_all().await?;
         }
         Ok(())
+    }
+
+    /// Promises a file's user that data up to `size` will be taken: it counts for its quotas at once.
+    ///
+    /// # Errors
+    /// `Quota`, `NoSpace`: there is no room for it.
+    pub(crate) async fn promise_size(self: &Arc<Self>, pin: &Pin, size: u64) -> Result<()> {
+        // ORDERING: Relaxed. The lock in `are_on` orders it: where this finds that inodes do not count yet,
+        // whoever counts them later finds the size.
+        pin.accepted.fetch_max(size, Ordering::Relaxed);
+        if !self.quotas.are_on() {
+            return Ok(());
+        }
+        let mut state = pin.lock().await?;
+        may_have_data(&state, "write")?;
+        let charge = state.charge.max(size);
+        state.charge_to(&self.quotas, charge, "write")
     }
 
     /// Refuses what the volume has no room for.
@@ -230,7 +252,7 @@ impl Tree {
     ) -> Result<()> {
         state.row.allocated = state.row.allocated.saturating_add_signed(change.allocated);
         change.put(pin.ino, &mut batch);
-        batch.put(inode_key(pin.ino), state.stored());
+        state.put(pin.ino, &self.quotas, &mut batch);
         self.write_known(pin.ino, &change, batch).await
     }
 

@@ -44,10 +44,22 @@ pub(crate) struct Batch {
     pub(crate) totals: Totals,
     /// How much more, or less, of objects is in use.
     pub(crate) usage: BTreeMap<Object, Usage>,
+    /// How much more, or less, is used of quotas.
+    pub(crate) quota_usage: BTreeMap<u64, QuotaUsage>,
+}
+
+/// A change of what the inodes of a quota's project use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct QuotaUsage {
+    pub(crate) change: Totals,
+    /// How much of it had been promised.
+    pub(crate) promised: Totals,
 }
 
 /// What one change of an object's usage takes in the log.
 const USAGE_BYTES: usize = ROW_OVERHEAD + rows::LIVE_KEY_BYTES_MAX + 20;
+/// What one change of a quota's usage takes there.
+const QUOTA_USAGE_BYTES: usize = ROW_OVERHEAD + 9 + 20;
 
 impl Batch {
     pub(crate) fn put(&mut self, key: Vec<u8>, value: Bytes) {
@@ -85,11 +97,14 @@ impl Batch {
     pub(crate) fn bytes(&self) -> usize {
         let value = |value: &Option<Bytes>| value.as_ref().map_or(0, Bytes::len);
         let changes = self.changes.iter().map(|(key, change)| ROW_OVERHEAD + key.len() + value(change));
-        changes.sum::<usize>() + self.usage.len() * USAGE_BYTES
+        changes.sum::<usize>() + self.usage.len() * USAGE_BYTES + self.quota_usage.len() * QUOTA_USAGE_BYTES
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.changes.is_empty() && self.totals == Totals::default() && self.usage.is_empty()
+        self.changes.is_empty()
+            && self.totals == Totals::default()
+            && self.usage.is_empty()
+            && self.quota_usage.is_empty()
     }
 }
 

@@ -41,7 +41,7 @@ use crate::log::{Read, Replay};
 use crate::newest_manifest::{newest_manifest, older_metadata};
 use crate::object_names::{log_name, number_of};
 use crate::readers::Mark;
-use crate::rows::{self, InodeRow};
+use crate::rows;
 use crate::tree::Tree;
 
 /// Memory of rows over the tables from which on newer tables are looked for.
@@ -200,7 +200,7 @@ impl Follower {
             let is_gone = match &row.value {
                 ValueDeletable::Tombstone => true,
                 ValueDeletable::Value(row) => {
-                    rows::from_bytes::<InodeRow>(row, "an inode").is_ok_and(|row| row.nlink == 0)
+                    rows::inode_from_bytes(row).is_ok_and(|(row, _)| row.nlink == 0)
                 }
                 ValueDeletable::Merge(_) => false,
             };

@@ -20,8 +20,12 @@ pub use crate::uuid::Uuid;
 pub(crate) const NAME: &str = "format";
 /// What the first field says.
 const MAGIC: &str = "a Watertight volume";
-/// The version that this program writes, and the newest that it reads.
+/// The version of a new volume.
 const VERSION: u32 = 1;
+/// The version of a volume with quotas: a program that does not know them would not count for them.
+pub(crate) const WITH_QUOTAS: u32 = 2;
+/// The newest version that this program reads.
+const NEWEST: u32 = WITH_QUOTAS;
 /// The largest such object.
 const MAX_BYTES: u64 = 64 << 10;
 /// As many names are looked at, to find one that is not the probe's.
@@ -142,6 +146,24 @@ pub(crate) async fn read_with_tag(bucket: &Bucket) -> Result<(Format, Tag)> {
     Ok((format, tag))
 }
 
+/// Raises a volume's version, so that programs which know only earlier ones refuse it.
+///
+/// # Errors
+/// The bucket's; `Busy`: the object changes without end.
+pub(crate) async fn raise(bucket: &Bucket, version: u32) -> Result<()> {
+    for _ in 0..16 {
+        let (mut format, tag) = read_with_tag(bucket).await?;
+        if format.version >= version {
+            return Ok(());
+        }
+        format.version = version;
+        // Where an answer was lost, the next look finds it.
+        let json = PutPayload::from(format.to_json(bucket)?);
+        let _replaced = bucket.replace(NAME, json, &tag).await?;
+    }
+    Err(refused(ErrorKind::Busy, bucket, "the object `format` changes without end: try again"))
+}
+
 fn parse(bytes: &[u8]) -> Result<Format, (ErrorKind, String)> {
     let no_volume = || {
         let why = "the object `format` is not that of a volume; is the prefix right? If a volume was here, \
@@ -154,9 +176,9 @@ fn parse(bytes: &[u8]) -> Result<Format, (ErrorKind, String)> {
     }
     // The version first: a later one may have other fields.
     let version = json.get("version").and_then(serde_json::Value::as_u64).ok_or_else(no_volume)?;
-    if version > u64::from(VERSION) {
+    if version > u64::from(NEWEST) {
         let why =
-            format!("the volume has version {version}, this program knows {VERSION}: it takes a later one");
+            format!("the volume has version {version}, this program knows {NEWEST}: it takes a later one");
         return Err((ErrorKind::Unsupported, why));
     }
     let wrong =
@@ -308,8 +330,8 @@ mod tests {
             let (kind, why) = with(field, value.clone()).unwrap_err();
             assert_eq!(kind, ErrorKind::Io, "{field} {value}: {why}");
         }
-        let (kind, why) = with("version", 2.into()).unwrap_err();
-        assert!(kind == ErrorKind::Unsupported && why.contains("version 2"), "{why}");
+        let (kind, why) = with("version", 3.into()).unwrap_err();
+        assert!(kind == ErrorKind::Unsupported && why.contains("version 3"), "{why}");
         for garbage in [&b""[..], b"{}", b"[1]", b"null", b"\xff\xfe", &[b'['; 5000]] {
             assert_eq!(parse(garbage).unwrap_err().0, ErrorKind::Io);
         }

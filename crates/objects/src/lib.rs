@@ -6,7 +6,8 @@
 //!  mount        opens and closes a volume: format, lease, engine, log, in this order
 //!   |   \
 //!   |    lease  who holds the volume, by conditional requests
-//!  tree         names, attributes, references; `moves`, `xattrs` and `acl` belong to it
+//!  tree         names, attributes, references; `moves`, `xattrs` and `acl` belong to it; `quotas` are
+//!   |           held to before anything is accepted
 //!   |
 //!  data         what was written waits in `pieces` and gets `extents`; `ranges`: holes, copies;
 //!               `sizes`: truncation
@@ -43,6 +44,7 @@ mod aws;
 mod blocks;
 pub mod bucket;
 mod change_key;
+mod charges;
 mod chunk_table;
 mod client;
 mod clone_volume;
@@ -81,6 +83,9 @@ mod pieces;
 pub mod probe;
 mod problem;
 mod profile;
+mod quota_attribute;
+mod quota_walks;
+mod quotas;
 mod ranges;
 mod read_ahead;
 mod readers;
@@ -109,9 +114,11 @@ mod xattrs;
 
 pub use api::{
     Cloned, Collected, Compression, FormatOptions, Formatted, Holder, Info, JournalOptions, LeftJournal,
-    OpenOptions, SCHEMES, SnapshotInfo, canonical, clone_volume, collect_garbage, create_snapshot,
-    delete_snapshot, directory, format, info, is_url, open, open_unheld, snapshots,
+    OpenOptions, QuotaCall, SCHEMES, SnapshotInfo, canonical, clone_volume, collect_garbage, create_snapshot,
+    delete_snapshot, directory, format, info, is_url, open, open_unheld, quotas, snapshots,
 };
 pub use change_key::{KeyChange, change_key};
 pub use disk_cache::DiskCacheOptions;
 pub use fsck::{Checked, Finding, FsckOptions, Progress, Repair, Unneeded, fsck};
+pub use quota_attribute::{QUOTA_ATTRIBUTE, QUOTAS_ATTRIBUTE, QuotaPage};
+pub use quota_walks::{QuotaInfo, QuotaLimits};

@@ -17,13 +17,14 @@ use crate::codec::Codec;
 use crate::disk_cache::{self, DiskCache, DiskCacheOptions};
 use crate::engine::{FollowEngine, LastManifest, ReadEngine, SlateEngine};
 use crate::follow::{Follower, Source};
-use crate::format::Format;
+use crate::format::{self, Format};
 use crate::garbage::{Collector, Timing};
 use crate::journal::setup::MountJournal;
 use crate::lease::{Ended, Held};
 use crate::log::{CommitLog, Read, Replay};
 use crate::newest_manifest::{newest_manifest, older_metadata};
 use crate::pending::given_up;
+use crate::quota_walks::QuotaLimits;
 use crate::readers::Mark;
 use crate::segments::Segments;
 use crate::tree::Tree;
@@ -183,6 +184,10 @@ impl Mounted {
         });
         let (tree, log) = (Arc::clone(&mounted.tree), Arc::clone(&mounted.log));
         tokio::spawn(background.clone().run_until_cancelled_owned(commit_by_time(tree, log)));
+        if !options.is_repair && !mounted.tree.quotas.are_counted() {
+            let finish = Arc::clone(&mounted.tree).finish_quotas();
+            tokio::spawn(background.clone().run_until_cancelled_owned(finish));
+        }
         if let Some(collector) = mounted.collector(options.garbage).filter(|_| !options.is_repair) {
             tokio::spawn(background.clone().run_until_cancelled_owned(collector.keep()));
         }
@@ -264,6 +269,21 @@ impl Mounted {
         // What cannot be removed now stays until the next pass.
         let bucket = self.bucket.bulk().with_patience(Patience::For(COLLECTION));
         Some(Collector::new(parts, bucket, timing))
+    }
+
+    /// Sets the limits of a directory or, by its root, of the volume.
+    ///
+    /// # Errors
+    /// Those of [`Tree::set_quota`], and the bucket's.
+    pub(crate) async fn set_quota(&self, dir: u64, limits: QuotaLimits) -> Result<()> {
+        if self.is_read_only() {
+            return Err(Error::new(ErrorKind::ReadOnly, "quota"));
+        }
+        // Before any row says something of quotas. A volume of tests has no such object.
+        if !self.tree.quotas.are_on() && self.held.is_some() {
+            format::raise(&self.bucket, format::WITH_QUOTAS).await?;
+        }
+        self.tree.set_quota(dir, limits).await
     }
 
     /// Whether nothing can be changed.

@@ -7,8 +7,9 @@ use store::{Creator, ErrorKind, Name, ObjectId, RenameFlags, Result};
 
 use crate::engine::Batch;
 use crate::node::{LockedNodes, Pin, State};
-use crate::rows::{EntryRow, InodeRow, Kind, entry_key, inode_key, to_bytes};
-use crate::tree::{Tree, fail, now, touch, unlinked};
+use crate::quotas::PromisedInode;
+use crate::rows::{EntryRow, InodeRow, Kind, entry_key, to_bytes};
+use crate::tree::{Tree, fail, now, touch};
 
 const OP: &str = "rename";
 
@@ -101,10 +102,30 @@ impl Tree {
         if target.as_ref().is_some_and(|target| target.ino == node.ino) {
             return Ok(true);
         }
+        let exchanged = target.as_ref().filter(|_| exchanges);
+        for (moved, to) in
+            [Some((node, &to.0)), exchanged.map(|target| (target, &from.0))].into_iter().flatten()
+        {
+            let (project, is_top) =
+                (locked.of(moved.ino).project(), locked.of(moved.ino).project == Some(moved.ino));
+            // What counts for its own quota does so wherever it is.
+            if !is_top && project != locked.of(to.ino).project() {
+                return fail(ErrorKind::CrossDevice, OP);
+            }
+        }
+        // Before anything is changed.
+        let whiteout = if flags.contains(RenameFlags::WHITEOUT) {
+            Some(self.promise_inode(locked.of(from.0.ino), OP)?)
+        } else {
+            None
+        };
         let mut batch = Batch::default();
         match target {
             Some(target) if exchanges => self.exchange(moved, target, &mut locked, &mut batch),
             _ => self.replace(moved, &mut locked, &mut batch).await?,
+        }
+        if let Some(promised) = whiteout {
+            self.leave_whiteout(from, promised, &mut batch);
         }
         touch(locked.of(from.0.ino));
         touch(locked.of(to.0.ino));
@@ -112,7 +133,7 @@ impl Tree {
         let mut changed = vec![from.0.ino, to.0.ino, node.ino];
         changed.dedup();
         for ino in changed {
-            batch.put(inode_key(ino), locked.of(ino).stored());
+            locked.of(ino).put(ino, &self.quotas, &mut batch);
         }
         self.write(batch).await?;
         node.named(to.0.ino, to.1);
@@ -127,7 +148,7 @@ impl Tree {
             adopt(locked, pin.ino, old_dir.0.ino, dir.0.ino);
         }
         locked.of(target.ino).row.ctime = now();
-        batch.put(inode_key(target.ino), locked.of(target.ino).stored());
+        locked.of(target.ino).put(target.ino, &self.quotas, batch);
     }
 
     async fn replace(
@@ -136,7 +157,7 @@ impl Tree {
         locked: &mut LockedNodes,
         batch: &mut Batch,
     ) -> Result<()> {
-        let Rename { from, to, node, target, flags } = moved;
+        let Rename { from, to, node, target, .. } = moved;
         let kind = locked.of(node.ino).row.kind;
         if let Some(target) = target {
             let is_dir = locked.of(target.ino).row.is_dir();
@@ -151,23 +172,21 @@ impl Tree {
                 }
                 add_links(locked.of(to.0.ino), -1);
             }
-            unlinked(target.ino, locked.of(target.ino), batch);
+            self.unlinked(target.ino, locked.of(target.ino), batch);
         }
         batch.delete(entry_key(from.0.ino, from.1));
         batch.put(entry_key(to.0.ino, to.1), to_bytes(&EntryRow { ino: node.ino, kind }));
         adopt(locked, node.ino, from.0.ino, to.0.ino);
-        if flags.contains(RenameFlags::WHITEOUT) {
-            self.leave_whiteout(from, batch);
-        }
         Ok(())
     }
 
     /// A character device 0:0, with which overlay file systems mark a removed name.
-    fn leave_whiteout(&self, (dir, name): &(Pin, &OsStr), batch: &mut Batch) {
+    fn leave_whiteout(&self, (dir, name): &(Pin, &OsStr), promised: PromisedInode<'_>, batch: &mut Batch) {
         let creator = Creator { uid: 0, gid: 0, umask: 0 };
         let (kind, ino) = (Kind::CharDevice, self.new_ino());
         let row = InodeRow { kind, ..crate::tree::new_row(kind, 0, creator) };
-        batch.put(inode_key(ino), to_bytes(&row));
+        State::made(row, promised.project).put_new(ino, &self.quotas, batch);
+        promised.keep();
         batch.put(entry_key(dir.ino, name), to_bytes(&EntryRow { ino, kind }));
         batch.totals.inodes += 1;
     }

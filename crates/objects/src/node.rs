@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
 use store::{Error, ErrorKind, Result};
@@ -14,7 +15,7 @@ use sync::mutant::is_on;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
 
 use crate::pieces::Pieces;
-use crate::rows::{InodeRow, to_bytes};
+use crate::rows::{InodeRow, Kind, inode_to_bytes};
 use crate::tree::Tree;
 use crate::xattr_sizes::XattrSizes;
 
@@ -23,6 +24,8 @@ use crate::xattr_sizes::XattrSizes;
 pub(crate) struct Node {
     pub(crate) ino: u64,
     pub(crate) state: Arc<AsyncMutex<Option<State>>>,
+    /// The size that its user was promised last without being counted ([`crate::quotas`]).
+    pub(crate) accepted: Arc<AtomicU64>,
     /// How many rounds of its data have ended.
     pub(crate) ended: watch::Sender<u64>,
     /// How many of them somebody waits for.
@@ -72,21 +75,42 @@ pub(crate) struct State {
     pub(crate) is_cut_in_part: bool,
     /// The sizes of its extended attributes, once they have been counted.
     pub(crate) xattr_sizes: Option<XattrSizes>,
+    /// The project that it counts for; none: it does not count yet ([`crate::quotas`]).
+    pub(crate) project: Option<u64>,
+    /// The bytes that are counted in the project's usage.
+    pub(crate) counted: u64,
+    /// The bytes that are charged: those counted, or what was accepted or promised since.
+    pub(crate) charge: u64,
+    /// The size that was promised without being counted: [`Node::accepted`].
+    pub(crate) accepted: Arc<AtomicU64>,
 }
 
 impl State {
-    pub(crate) fn new(row: InodeRow) -> Self {
+    /// That of an inode with this row.
+    pub(crate) fn new(row: InodeRow, project: Option<u64>) -> Self {
         let (pieces, stored_size) = (Pieces::default(), row.size);
-        Self { row, stored_size, pieces, is_tmpfile: false, is_cut_in_part: false, xattr_sizes: None }
+        let counted = if row.kind == Kind::Regular { row.size } else { 0 };
+        Self {
+            row,
+            stored_size,
+            pieces,
+            is_tmpfile: false,
+            is_cut_in_part: false,
+            xattr_sizes: None,
+            project,
+            counted,
+            charge: counted,
+            accepted: Arc::default(),
+        }
     }
 
     /// The row for the engine.
     pub(crate) fn stored(&self) -> bytes::Bytes {
         let size = if is_on("size-before-its-extents") { self.row.size } else { self.stored_size };
         if size == self.row.size {
-            to_bytes(&self.row)
+            inode_to_bytes(&self.row, self.project)
         } else {
-            to_bytes(&InodeRow { size, ..self.row.clone() })
+            inode_to_bytes(&InodeRow { size, ..self.row.clone() }, self.project)
         }
     }
 }
@@ -100,6 +124,13 @@ impl std::ops::Deref for Locked {
 
     fn deref(&self) -> &State {
         self.0.as_ref().expect("loaded before it was handed out")
+    }
+}
+
+impl Locked {
+    /// Takes the state out, and keeps the lock: whoever has it next reads the row anew.
+    pub(crate) fn take(mut self) -> (State, OwnedMutexGuard<Option<State>>) {
+        (self.0.take().expect("loaded before it was handed out"), self.0)
     }
 }
 
@@ -128,6 +159,7 @@ impl Nodes {
                 node: Arc::new(Node {
                     ino,
                     state,
+                    accepted: Arc::default(),
                     ended: watch::Sender::new(0),
                     awaited: watch::Sender::new(0),
                     name: Mutex::default(),
@@ -200,8 +232,8 @@ impl Pin {
     pub(crate) async fn lock(&self) -> Result<Locked> {
         let mut state = Arc::clone(&self.state).lock_owned().await;
         if state.is_none() || self.tree.engine.followed().is_some() {
-            let row = self.tree.load(self.ino).await?;
-            *state = Some(State::new(row));
+            let (row, project) = self.tree.load(self.ino).await?;
+            *state = Some(State { accepted: Arc::clone(&self.accepted), ..State::new(row, project) });
         }
         Ok(Locked(state))
     }
@@ -234,7 +266,7 @@ impl Tree {
     pub(crate) async fn pin_new(self: &Arc<Self>, ino: u64, new: State) -> (Pin, Locked) {
         let pin = self.pin(ino);
         let mut state = Arc::clone(&pin.state).lock_owned().await;
-        *state = Some(new);
+        *state = Some(State { accepted: Arc::clone(&pin.accepted), ..new });
         (pin, Locked(state))
     }
 
@@ -242,7 +274,11 @@ impl Tree {
     pub(crate) fn forget(self: &Arc<Self>, ino: u64, n: u64) {
         let Some(node) = self.nodes.unpin(ino, n) else { return };
         // Nobody else can have it.
-        let is_gone = node.state.try_lock().is_ok_and(|s| s.as_ref().is_some_and(|s| s.row.nlink == 0));
+        let is_gone = node.state.try_lock().is_ok_and(|mut state| {
+            let Some(state) = state.as_mut() else { return false };
+            state.take_back(&self.quotas);
+            state.row.nlink == 0
+        });
         if is_gone {
             let tree = Arc::clone(self);
             self.runtime.spawn(async move { tree.reap(ino).await });

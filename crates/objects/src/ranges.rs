@@ -59,6 +59,8 @@ impl Tree {
                 }
             }
             if !punches && !keeps_size && to > state.row.size {
+                let charge = state.charge.max(to);
+                state.charge_to(&self.quotas, charge, op)?;
                 (state.row.size, state.stored_size) = (to, to);
             }
             self.write_extents(pin, &mut state, change, Batch::default()).await?;
@@ -126,6 +128,8 @@ impl Tree {
         may_have_data(&state, op)?;
         check_whole(&state, op)?;
         self.know_extents(dst.ino).await;
+        let charge = state.charge.max(dst_offset + len);
+        state.charge_to(&self.quotas, charge, op)?;
         let mut change = ExtentChange::default();
         let end = change.load_some(self, dst.ino, (dst_offset, dst_offset + len)).await?;
         len = end - dst_offset;

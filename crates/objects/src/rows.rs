@@ -2,7 +2,7 @@
 //!
 //! | key | value |
 //! |---|---|
-//! | `I` inode | [`InodeRow`] |
+//! | `I` inode | [`InodeRow`], and behind it, of one that counts for quotas, the number of its project |
 //! | `D` directory, name | [`EntryRow`] |
 //! | `E` inode, end | [`ExtentRow`]: the bytes before `end`, which is exclusive |
 //! | `X` inode, name | an extended attribute's value |
@@ -12,6 +12,7 @@
 //! | `G` object | [`Usage`]: how much of the object is in use, merged |
 //! | `H` object | the number of the newest manifest when the object was found dead |
 //! | `S` number | [`Born`]: what there was when the snapshot with this number was made |
+//! | `Q` directory, `U` directory | a quota, and what is used of it ([`crate::quotas`]) |
 //! | `L` | the number of the object of the log up to which garbage was looked for |
 //!
 //! Numbers in keys are big-endian, so that the engine's order is theirs. Extents are found by their
@@ -244,6 +245,22 @@ impl Usage {
     }
 }
 
+/// An inode's row, and the project that it counts for.
+pub(crate) fn inode_to_bytes(row: &InodeRow, project: Option<u64>) -> Bytes {
+    match project {
+        None => to_bytes(row),
+        Some(project) => to_bytes(&(row, project)),
+    }
+}
+
+/// An inode's row, and the project that it counts for, if it does.
+pub(crate) fn inode_from_bytes(bytes: &[u8]) -> Result<(InodeRow, Option<u64>)> {
+    let corrupt = |_| corrupted("an inode");
+    let (row, rest) = postcard::take_from_bytes(bytes).map_err(corrupt)?;
+    let project = if rest.is_empty() { None } else { Some(postcard::from_bytes(rest).map_err(corrupt)?) };
+    Ok((row, project))
+}
+
 /// The key of [`Totals`].
 pub(crate) const TOTALS: &[u8] = b"C";
 
@@ -350,6 +367,16 @@ pub(crate) fn xattr_key(ino: u64, name: &OsStr) -> Vec<u8> {
 
 pub(crate) fn orphan_key(ino: u64) -> Vec<u8> {
     key(b'O', ino, &[])
+}
+
+/// The key of a directory's quota.
+pub(crate) fn quota_key(dir: u64) -> Vec<u8> {
+    key(b'Q', dir, &[])
+}
+
+/// The key of what is used of a directory's quota.
+pub(crate) fn usage_key(dir: u64) -> Vec<u8> {
+    key(b'U', dir, &[])
 }
 
 /// All keys with this tag and inode.

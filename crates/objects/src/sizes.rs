@@ -6,6 +6,7 @@
 //! A file without a name needs no mark: the next holder removes all of it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use store::Result;
 
@@ -22,8 +23,14 @@ impl Tree {
     pub(crate) async fn set_size(self: &Arc<Self>, pin: &Pin, size: u64) -> Result<()> {
         end_of(size, 0, "set size")?;
         let mut state = self.lock_to_cut(pin, size).await?;
+        if size > state.charge {
+            state.charge_to(&self.quotas, size, "set size")?;
+        }
         (state.row.mtime, state.row.ctime) = (now(), now());
         self.cut_behind(pin, &mut state, size).await?;
+        state.charge_to(&self.quotas, size, "set size")?;
+        // ORDERING: Relaxed. Who counts the inode has it locked.
+        state.accepted.store(size, Ordering::Relaxed);
         // An empty round gives the memory back of what was cut.
         self.settle(pin, &mut state, true);
         Ok(())

@@ -18,6 +18,8 @@ use tokio::runtime::Handle;
 
 use crate::mount::Mounted;
 use crate::node::Pin;
+use crate::quota_attribute::QuotaAttribute;
+use crate::quotas::VOLUME;
 use crate::read_ahead::Streams;
 use crate::rows::{self, EntryRow, Kind, entry_key};
 use crate::tree::Tree;
@@ -95,6 +97,12 @@ impl Store for BucketStore {
 
     fn is_read_only(&self) -> bool {
         self.mounted.is_read_only()
+    }
+
+    fn promise_size(&self, id: ObjectId, size: u64) -> Result<()> {
+        let op = "write";
+        let pin = self.changing(op)?.pin_used(id.0, op)?;
+        self.wait(self.tree.promise_size(&pin, size))
     }
 
     fn may_be_kept(&self) -> Option<Duration> {
@@ -213,10 +221,16 @@ impl Store for BucketStore {
     }
 
     fn get_xattr(&self, id: ObjectId, name: &OsStr) -> Result<Vec<u8>> {
+        if let Some(what) = QuotaAttribute::of(name) {
+            return self.wait(what.get(&self.tree, id));
+        }
         self.read(id, self.tree.get_xattr(id, name))
     }
 
     fn set_xattr(&self, id: ObjectId, name: &OsStr, value: &[u8], how: SetXattr) -> Result<()> {
+        if let Some(what) = QuotaAttribute::of(name) {
+            return self.wait(what.set(&self.mounted, id, value));
+        }
         self.wait(self.changing("set xattr")?.set_xattr(id, name, value, how))
     }
 
@@ -225,6 +239,9 @@ impl Store for BucketStore {
     }
 
     fn remove_xattr(&self, id: ObjectId, name: &OsStr) -> Result<()> {
+        if let Some(what) = QuotaAttribute::of(name) {
+            return self.wait(what.remove(self.changing("quota")?, id));
+        }
         self.wait(self.changing("remove xattr")?.remove_xattr(id, name))
     }
 
@@ -237,9 +254,20 @@ impl Store for BucketStore {
         let unit = u64::from(FRAGMENT);
         let used = u64::try_from(totals.bytes).unwrap_or(0).saturating_add(self.tree.pending.bytes());
         let size = self.tree.size_max.unwrap_or(SIZE_SHOWN);
-        let free = size.saturating_sub(used) / unit;
+        let (mut size, mut free) = (size, size.saturating_sub(used));
         let files = u64::try_from(totals.inodes).unwrap_or(0);
-        let ffree = u64::from(u32::MAX);
+        let mut ffree = u64::from(u32::MAX);
+        if let Some(quota) = self.tree.quotas.get(VOLUME) {
+            let charged = quota.charged();
+            if let Some(limit) = quota.row.limits.bytes {
+                let left = limit.saturating_sub(u64::try_from(charged.bytes).unwrap_or(0));
+                (size, free) = (size.min(limit), free.min(left));
+            }
+            if let Some(limit) = quota.row.limits.inodes {
+                ffree = limit.saturating_sub(u64::try_from(charged.inodes).unwrap_or(0));
+            }
+        }
+        let free = free / unit;
         Ok(StatFs {
             frsize: FRAGMENT,
             bsize: FRAGMENT,

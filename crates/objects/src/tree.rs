@@ -22,6 +22,7 @@ use crate::engine::{Batch, Engine};
 use crate::extent_cache::{ExtentCache, FileExtents, Known};
 use crate::node::{LockedNodes, Nodes, Pin, State};
 use crate::pending::Pending;
+use crate::quotas::Quotas;
 use crate::rows::{self, EntryRow, InodeRow, Kind, Totals, entry_key, inode_key, orphan_key, to_bytes};
 use crate::segments::Segments;
 use crate::work::Work;
@@ -60,6 +61,7 @@ pub(crate) struct Tree {
     pub(crate) renames: AsyncMutex<()>,
     pub(crate) totals: Mutex<Totals>,
     pub(crate) size_max: Option<u64>,
+    pub(crate) quotas: Quotas,
     /// Inodes that are being removed.
     reaping: Mutex<HashSet<u64>>,
     next_ino: AtomicU64,
@@ -102,6 +104,9 @@ impl Tree {
         size_max: Option<u64>,
     ) -> Result<Arc<Self>> {
         let totals = engine.totals().await?;
+        // What others write here, they hold to quotas.
+        let quotas =
+            if engine.followed().is_some() { Quotas::default() } else { Quotas::load(&*engine).await? };
         let epoch = if is_on("inodes-epoch-not-raised") { 1 } else { epoch };
         let first = epoch.checked_mul(INODES_PER_EPOCH).ok_or_else(|| rows::corrupted("the epoch"))?;
         Ok(Arc::new(Self {
@@ -116,6 +121,7 @@ impl Tree {
             renames: AsyncMutex::new(()),
             totals: Mutex::new(totals),
             size_max,
+            quotas,
             reaping: Mutex::default(),
             next_ino: AtomicU64::new(first.max(2)),
         }))
@@ -147,14 +153,17 @@ impl Tree {
     }
 
     /// The row of an inode.
-    pub(crate) async fn load(&self, ino: u64) -> Result<InodeRow> {
+    pub(crate) async fn load(&self, ino: u64) -> Result<(InodeRow, Option<u64>)> {
         let row = self.engine.get(&inode_key(ino)).await?;
-        rows::from_bytes(&row.ok_or_else(|| Error::new(ErrorKind::Stale, "find inode"))?, "an inode")
+        rows::inode_from_bytes(&row.ok_or_else(|| Error::new(ErrorKind::Stale, "find inode"))?)
     }
 
     pub(crate) async fn write(&self, batch: Batch) -> Result<()> {
-        let change = batch.totals;
+        let (change, mut batch) = (batch.totals, batch);
+        let usage = std::mem::take(&mut batch.quota_usage);
+        batch.quota_usage.clone_from(&usage);
         self.engine.write(batch).await?;
+        self.quotas.written(&usage);
         let mut totals = self.totals.lock();
         totals.bytes += change.bytes;
         totals.inodes += change.inodes;
@@ -255,6 +264,7 @@ impl Tree {
             return fail(ErrorKind::Exists, op);
         }
         let mut row = inherit(&dir_state.row, what, perm, creator)?;
+        let promised = self.promise_inode(&dir_state, op)?;
         let ino = self.new_ino();
         let mut batch = Batch::default();
         if row.is_dir() {
@@ -265,12 +275,13 @@ impl Tree {
         self.inherit_acl((parent.0, ino), &mut row, perm, &mut batch).await?;
         (dir_state.row.mtime, dir_state.row.ctime) = (row.ctime, row.ctime);
         let kind = row.kind;
-        let (pin, state) = self.pin_new(ino, State::new(row)).await;
-        batch.put(inode_key(ino), state.stored());
+        let (pin, mut state) = self.pin_new(ino, State::made(row, promised.project)).await;
+        state.put_new(ino, &self.quotas, &mut batch);
         batch.put(entry_key(parent.0, name), to_bytes(&EntryRow { ino, kind }));
-        batch.put(inode_key(parent.0), dir_state.stored());
+        dir_state.put(parent.0, &self.quotas, &mut batch);
         batch.totals.inodes = 1;
         self.write(batch).await?;
+        promised.keep();
         if kind == Kind::Regular {
             self.extent_cache.give(ino, Known::All(FileExtents::default()));
         }
@@ -288,24 +299,27 @@ impl Tree {
     ) -> Result<Entry> {
         let op = "tmpfile";
         let dir = self.pin_used(parent.0, op)?;
-        let dir_row = dir.lock().await?.row.clone();
-        if !dir_row.is_dir() {
+        // Locked until the file is there, so that a walk that counts inodes finds it.
+        let dir_state = dir.lock().await?;
+        if !dir_state.row.is_dir() {
             return fail(ErrorKind::NotDirectory, op);
         }
         let what = NewNode::Special { kind: FileType::Regular, rdev: 0 };
-        let mut row = inherit(&dir_row, what, perm, creator)?;
+        let mut row = inherit(&dir_state.row, what, perm, creator)?;
+        let promised = self.promise_inode(&dir_state, op)?;
         row.nlink = 0;
         let ino = self.new_ino();
         let mut batch = Batch::default();
         self.inherit_acl((parent.0, ino), &mut row, perm, &mut batch).await?;
-        let (pin, mut state) = self.pin_new(ino, State::new(row)).await;
+        let (pin, mut state) = self.pin_new(ino, State::made(row, promised.project)).await;
         state.is_tmpfile = true;
-        batch.put(inode_key(ino), state.stored());
+        state.put_new(ino, &self.quotas, &mut batch);
         batch.put(orphan_key(ino), bytes::Bytes::new());
         batch.totals.inodes = 1;
         self.write(batch).await?;
+        promised.keep();
         self.extent_cache.give(ino, Known::All(FileExtents::default()));
-        drop(state);
+        drop((state, dir_state));
         self.refer(pin).await
     }
 
@@ -329,6 +343,7 @@ impl Tree {
         if self.entry(parent.0, name).await?.is_some() {
             return fail(ErrorKind::Exists, op);
         }
+        let project = locked.of(parent.0).project();
         let state = locked.of(id.0);
         if state.row.is_dir() {
             return fail(ErrorKind::NotPermitted, op);
@@ -339,6 +354,9 @@ impl Tree {
         if state.row.nlink >= NLINK_MAX {
             return fail(ErrorKind::TooManyLinks, op);
         }
+        if state.project() != project {
+            return fail(ErrorKind::CrossDevice, op);
+        }
         let mut batch = Batch::default();
         if state.row.nlink == 0 {
             batch.delete(orphan_key(id.0));
@@ -347,10 +365,10 @@ impl Tree {
         state.row.nlink += 1;
         state.row.ctime = now();
         let kind = state.row.kind;
-        batch.put(inode_key(id.0), state.stored());
+        state.put(id.0, &self.quotas, &mut batch);
         batch.put(entry_key(parent.0, name), to_bytes(&EntryRow { ino: id.0, kind }));
         touch(locked.of(parent.0));
-        batch.put(inode_key(parent.0), locked.of(parent.0).stored());
+        locked.of(parent.0).put(parent.0, &self.quotas, &mut batch);
         self.write(batch).await?;
         drop(locked);
         node.named(parent.0, name);
@@ -385,13 +403,13 @@ impl Tree {
         }
         let mut batch = Batch::default();
         batch.delete(entry_key(parent.0, name));
-        unlinked(node.ino, locked.of(node.ino), &mut batch);
+        self.unlinked(node.ino, locked.of(node.ino), &mut batch);
         let dir_state = locked.of(parent.0);
         if is_dir {
             dir_state.row.nlink = dir_state.row.nlink.saturating_sub(1);
         }
         touch(dir_state);
-        batch.put(inode_key(parent.0), dir_state.stored());
+        dir_state.put(parent.0, &self.quotas, &mut batch);
         self.write(batch).await
     }
 
@@ -403,7 +421,7 @@ impl Tree {
         }
     }
 
-    async fn try_reap(&self, ino: u64) -> Result<()> {
+    async fn try_reap(self: &Arc<Self>, ino: u64) -> Result<()> {
         // A lookup by number may have had it meanwhile, and given it back: it is removed once.
         let Some(_reaping) = Reaping::begin(&self.reaping, ino) else { return Ok(()) };
         if self.engine.get(&inode_key(ino)).await?.is_none() {
@@ -423,14 +441,16 @@ impl Tree {
             }
             xattrs.into_iter().for_each(|(key, _)| batch.delete(key.to_vec()));
             if is_last {
+                // Locked until it is gone: a walk that counts inodes finds it before, or not at all.
+                let pin = self.pin(ino);
+                let (state, _lock) = pin.lock().await?.take();
                 batch.delete(inode_key(ino));
                 batch.delete(orphan_key(ino));
                 batch.totals.inodes = -1;
+                self.no_more_counted(state, &mut batch);
+                return self.write(batch).await;
             }
             self.write(batch).await?;
-            if is_last {
-                return Ok(());
-            }
         }
     }
 
@@ -450,6 +470,21 @@ impl Tree {
                 }
             }
         }
+    }
+
+    /// One name of an inode is taken away.
+    pub(crate) fn unlinked(&self, ino: u64, state: &mut State, batch: &mut Batch) {
+        state.row.ctime = now();
+        state.row.nlink = if state.row.is_dir() { 0 } else { state.row.nlink.saturating_sub(1) };
+        if state.row.nlink == 0 {
+            batch.put(orphan_key(ino), bytes::Bytes::new());
+            if state.project == Some(ino) {
+                // A quota goes with its directory.
+                batch.delete(rows::quota_key(ino));
+                self.quotas.remove(ino);
+            }
+        }
+        state.put(ino, &self.quotas, batch);
     }
 
     pub(crate) async fn read_link(self: &Arc<Self>, id: ObjectId) -> Result<OsString> {
@@ -504,7 +539,7 @@ impl Tree {
         };
         row.atime = time(set.atime, row.atime);
         row.mtime = time(set.mtime, row.mtime);
-        batch.put(inode_key(id.0), state.stored());
+        state.put(id.0, &self.quotas, &mut batch);
         let attr = state.row.attr(id.0);
         self.write(batch).await?;
         Ok(attr)
@@ -547,16 +582,6 @@ impl Tree {
 pub(crate) fn touch(dir: &mut State) {
     let now = now();
     (dir.row.mtime, dir.row.ctime) = (now, now);
-}
-
-/// One name of an inode is taken away.
-pub(crate) fn unlinked(ino: u64, state: &mut State, batch: &mut Batch) {
-    state.row.ctime = now();
-    state.row.nlink = if state.row.is_dir() { 0 } else { state.row.nlink.saturating_sub(1) };
-    if state.row.nlink == 0 {
-        batch.put(orphan_key(ino), bytes::Bytes::new());
-    }
-    batch.put(inode_key(ino), state.stored());
 }
 
 pub(crate) fn new_row(kind: Kind, perm: u32, creator: Creator) -> InodeRow {

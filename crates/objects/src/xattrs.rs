@@ -10,7 +10,7 @@ use store::{ErrorKind, ObjectId, Result, SetXattr};
 use crate::acl::{ACCESS, Acl, DEFAULT};
 use crate::engine::Batch;
 use crate::node::State;
-use crate::rows::{self, InodeRow, Kind, inode_key, xattr_key};
+use crate::rows::{self, InodeRow, Kind, xattr_key};
 use crate::tree::{Tree, fail, now};
 use crate::xattr_sizes::{NAMES_BYTES_MAX, XattrSizes};
 
@@ -110,7 +110,7 @@ impl Tree {
 
     async fn changed(&self, ino: u64, state: &mut State, mut batch: Batch) -> Result<()> {
         state.row.ctime = now();
-        batch.put(inode_key(ino), state.stored());
+        state.put(ino, &self.quotas, &mut batch);
         self.write(batch).await
     }
 

@@ -39,8 +39,8 @@ pub trait Around: Send + Sync + 'static {
     }
 }
 
-/// The store. [`Store::path_of`], [`Store::generation`] and the figures that a store knows of
-/// itself are passed on as they are.
+/// The store. [`Store::path_of`], [`Store::generation`], [`Store::promise_size`] and what a store
+/// knows of itself are passed on as they are.
 pub struct AroundStore<A> {
     pub(crate) inner: Arc<dyn Store>,
     pub(crate) around: Arc<A>,
@@ -64,6 +64,9 @@ impl<A: Around> Store for AroundStore<A> {
     }
     fn is_read_only(&self) -> bool {
         self.inner.is_read_only()
+    }
+    fn promise_size(&self, id: ObjectId, size: u64) -> Result<()> {
+        self.inner.promise_size(id, size)
     }
     fn may_be_kept(&self) -> Option<Duration> {
         self.inner.may_be_kept()

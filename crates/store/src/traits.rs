@@ -39,6 +39,14 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         false
     }
 
+    /// Promises that a regular file may have this size: its user is about to take data for it, which
+    /// it writes later. Refused where a limit has no room for that; asked before any write that lets a
+    /// file grow.
+    fn promise_size(&self, id: ObjectId, size: u64) -> Result<()> {
+        let _ = (id, size);
+        Ok(())
+    }
+
     /// How long names, attributes and listings that the store returned may be remembered: it shows
     /// what others change elsewhere. `None`: only its user changes it.
     fn may_be_kept(&self) -> Option<Duration> {

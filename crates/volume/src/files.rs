@@ -372,6 +372,8 @@ impl Inode {
             let gone = state.cache.truncate(&self.core.pool, size);
             let permit = state.remove_pages(gone.len());
             state.changes += 1;
+            state.sizes_set += 1;
+            state.promised = size;
             if let Some(overlay) = &mut state.overlay {
                 overlay.size = size;
                 overlay.store_size = size;

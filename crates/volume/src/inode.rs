@@ -68,6 +68,10 @@ pub(crate) struct State {
     /// Counts the events that make a read of the store stale: written runs, truncations, the
     /// overlay's end.
     pub(crate) changes: u64,
+    /// The size that the store has promised to take; 0: it was not asked.
+    pub(crate) promised: u64,
+    /// How often the size was set, which ends a promise.
+    pub(crate) sizes_set: u64,
     /// The error of the last write-back, if it failed and the data is still here.
     pub(crate) failing: Option<ErrorKind>,
     /// The file's name when that happened: `status` shows it and does not ask the store.
@@ -222,6 +226,8 @@ impl State {
             overlay: None,
             listed: false,
             changes: 0,
+            promised: 0,
+            sizes_set: 0,
             failing: None,
             failing_path: None,
             is_deferred: false,

@@ -117,6 +117,19 @@ pub enum Verb {
         Exit codes: 0 all is in the cache, 1 there is none, something could not be fetched, or a signal stopped it, 2 bad input.")]
     Warm(WarmArgs),
 
+    /// Limit bytes and files of a volume on object storage, or of directories in it.
+    #[command(after_help = "Examples:\n  \
+        watertight quota set /mnt/data/project --bytes 10G --inodes 100000\n  \
+        watertight quota set s3://bucket/prefix --path /project --bytes 10G\n  \
+        watertight quota set /mnt/data --bytes 1T\n  \
+        watertight quota list /mnt/data\n  \
+        watertight quota delete /mnt/data/project\n\n\
+        By a path where the volume is mounted (as root), or by the URL of one that is not mounted anywhere. The root's quota is the \
+        volume's: beyond it a write is refused with ENOSPC, beyond a directory's with EDQUOT, when it is made. Bytes are the sizes of \
+        files. What is below a directory with a quota of its own counts for that one alone; renames and links from one to another \
+        are refused with EXDEV, and mv copies. With its first quota a volume gets version 2, which earlier programs refuse.")]
+    Quota(QuotaArgs),
+
     /// Unmount: return when the data is on the store and the store is free.
     #[command(
         visible_alias = "unmount",
@@ -555,6 +568,31 @@ pub struct SnapshotArgs {
     pub json: bool,
 }
 
+/// `quota`.
+#[derive(Debug, Args)]
+pub struct QuotaArgs {
+    /// What to do.
+    #[arg(value_enum)]
+    pub action: QuotaAction,
+    /// A directory of a mounted volume, or the URL of a volume that is not mounted.
+    pub target: OsString,
+    /// With a URL: the directory, from the volume's root.
+    #[arg(long, value_name = "DIRECTORY")]
+    pub path: Option<PathBuf>,
+    /// The most bytes of files; or K, M, G, T. Without it, any.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub bytes: Option<u64>,
+    /// The most files, directories and links, the directory itself among them. Without it, any.
+    #[arg(long, value_name = "N")]
+    pub inodes: Option<u64>,
+    /// With a URL: the key of an encrypted volume.
+    #[arg(long, value_name = "FILE")]
+    pub encrypt_key_file: Option<PathBuf>,
+    /// For programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `warm`.
 #[derive(Debug, Args)]
 pub struct WarmArgs {
@@ -587,6 +625,19 @@ pub enum SnapshotAction {
     /// Show all, the oldest first.
     List,
     /// Delete one.
+    Delete,
+}
+
+/// What is done with a quota.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum QuotaAction {
+    /// Give a directory these limits, in place of others.
+    Set,
+    /// Show the limits of a directory, and what is used.
+    Get,
+    /// Show all quotas of the volume.
+    List,
+    /// Take a directory's limits away.
     Delete,
 }
 

@@ -119,6 +119,8 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Snapshot(args) => verbs::snapshot::run(args)?,
         #[cfg(feature = "objects")]
         Verb::CloneVolume(args) => verbs::clone_volume::run(args)?,
+        #[cfg(feature = "objects")]
+        Verb::Quota(args) => verbs::quota::run(args)?,
         #[cfg(not(feature = "objects"))]
         Verb::Format(_)
         | Verb::Info(_)
@@ -126,7 +128,8 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         | Verb::Gc(_)
         | Verb::Fsck(_)
         | Verb::Snapshot(_)
-        | Verb::CloneVolume(_) => {
+        | Verb::CloneVolume(_)
+        | Verb::Quota(_) => {
             return Err(object_volumes::absent());
         }
         Verb::Warm(args) => verbs::warm::run(args)?,

@@ -31,6 +31,8 @@ pub mod man_pages;
 pub mod mount_helpers;
 pub mod one_of_several;
 #[cfg(feature = "objects")]
+pub mod quota;
+#[cfg(feature = "objects")]
 pub mod snapshot;
 pub mod status;
 pub mod sync;

@@ -7,6 +7,7 @@ use super::*;
 use crate::engine::with_parents;
 use crate::garbage::tests::{LARGE, assert_counted, collector, make as make_file, write};
 use crate::mount::{MountOptions, Mounted};
+use crate::quota_walks::QuotaLimits;
 
 pub(super) fn bucket(objects: &Arc<InMemory>, root: &str) -> Bucket {
     Bucket::new(Arc::clone(objects) as _, root.into())
@@ -55,6 +56,35 @@ async fn a_clone_takes_few_requests_whatever_the_volume_holds() {
         counts.push(sent(&from) + sent(&to));
     }
     assert_eq!(counts, [7, 7], "format, three for the newest manifest, pin, format, pins");
+}
+
+/// Quotas are what a snapshot shows: the clone has them, and counts for itself from there on.
+#[tokio::test]
+async fn a_clone_has_the_quotas_of_its_snapshot() {
+    let objects = Arc::default();
+    let parent = bucket(&objects, "parent");
+    format::create(&parent, format::Options::default()).await.unwrap();
+    let mounted = open(&parent, 1).await;
+    let limits = |bytes| QuotaLimits { bytes: Some(bytes), inodes: None };
+    mounted.tree().set_quota(ObjectId::ROOT.0, limits(2 * LARGE as u64)).await.unwrap();
+    write(mounted.tree(), &make_file(mounted.tree(), "file").await, 1, LARGE).await;
+    mounted.create_snapshot("base").await.unwrap();
+    mounted.tree().set_quota(ObjectId::ROOT.0, limits(1)).await.unwrap();
+    mounted.close().await;
+    let clone = bucket(&objects, "clone");
+    make(&bucket(&objects, "parent"), "base", &clone).await.unwrap();
+    let mounted = open(&clone, 2).await;
+    let tree = mounted.tree();
+    let quota = tree.quota(ObjectId::ROOT.0).await.unwrap();
+    assert_eq!((quota.bytes, quota.used_bytes), (Some(2 * LARGE as u64), LARGE as u64));
+    let more = make_file(tree, "more").await;
+    write(tree, &more, 2, LARGE).await;
+    assert_eq!(tree.promise_size(&more, LARGE as u64 + 1).await.unwrap_err().kind(), ErrorKind::NoSpace);
+    mounted.close().await;
+    let mounted = open(&bucket(&objects, "parent"), 3).await;
+    let quota = mounted.tree().quota(ObjectId::ROOT.0).await.unwrap();
+    assert_eq!((quota.bytes, quota.used_bytes), (Some(1), LARGE as u64), "the parent's are its own");
+    mounted.close().await;
 }
 
 /// Clones of clones write, collect, and end; what one needs of another stays.

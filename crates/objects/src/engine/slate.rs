@@ -270,6 +270,9 @@ impl Engine for SlateEngine {
         for (object, change) in batch.usage.iter().filter(|(_, change)| **change != Usage::default()) {
             writes.merge(rows::live_key(*object), rows::to_bytes(change));
         }
+        for (dir, usage) in batch.quota_usage.iter().filter(|(_, usage)| usage.change != Totals::default()) {
+            writes.merge(rows::usage_key(*dir), rows::to_bytes(&usage.change));
+        }
         self.db.write(writes).await.map(drop).map_err(|error| self.failed(&error))
     }
 

@@ -119,6 +119,17 @@ impl Inode {
         // The pages at both ends may be partly old.
         let mut bases = Bases::default();
         let mut state = self.begin_overlay()?;
+        if state.overlay.is_some_and(|overlay| end > overlay.size) && end > state.promised {
+            // Before the data is taken: a limit of the store's is held to here, not at write-back.
+            let sizes_set = state.sizes_set;
+            drop(state);
+            self.core.store.promise_size(self.id, end)?;
+            state = self.begin_overlay()?;
+            if state.sizes_set != sizes_set {
+                return Ok(None);
+            }
+            state.promised = state.promised.max(end);
+        }
         let changes = state.changes;
         let missing = state.partial(offset, end).count() as u64;
         if missing > 0 && read_reservation.is_none() && self.core.bdi.throttle().is_limiting() {

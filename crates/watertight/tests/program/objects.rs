@@ -15,6 +15,7 @@ mod ill_store;
 mod journal;
 mod keys;
 mod naive_server;
+mod quotas;
 mod read_only;
 mod requests;
 mod snapshots;
