@@ -39,6 +39,7 @@ mod log;
 mod mend;
 mod names;
 mod paths;
+mod quotas;
 mod record;
 mod repair;
 mod report;

@@ -25,6 +25,7 @@ use crate::log::{CommitLog, Read, Replay};
 use crate::newest_manifest::{newest_manifest, older_metadata};
 use crate::pending::given_up;
 use crate::quota_walks::QuotaLimits;
+use crate::quotas::Quotas;
 use crate::readers::Mark;
 use crate::segments::Segments;
 use crate::tree::Tree;
@@ -163,7 +164,9 @@ impl Mounted {
         }
         let segments = Segments::new(bucket.bulk(), options.codec, Arc::clone(&log), epoch, disk_cache);
         let engine = Arc::new(engine);
-        let tree = Tree::open(Arc::clone(&engine) as _, segments, epoch, options.size_max).await?;
+        // A repair mends their rows, too.
+        let quotas = if options.is_repair { Quotas::default() } else { Quotas::load(&*engine).await? };
+        let tree = Tree::open(Arc::clone(&engine) as _, segments, epoch, options.size_max, quotas).await?;
         if !options.is_repair || is_on("fsck-removes-before-the-check") {
             tree.set_up().await?;
         }
@@ -221,7 +224,9 @@ impl Mounted {
             let source = Source::new(&bucket, &codec, window);
             let (view, replay) = source.open().await?;
             let engine = Arc::new(FollowEngine::new(view, every));
-            let tree = Tree::open(Arc::clone(&engine) as _, segments, 0, size_max).await?;
+            // What others write, they hold to quotas.
+            let quotas = Quotas::default();
+            let tree = Tree::open(Arc::clone(&engine) as _, segments, 0, size_max, quotas).await?;
             let follower = Follower::new(source, replay, (engine, Arc::clone(&tree)), garbage.every);
             let mounted = Self::reading(tree, log, bucket);
             *mounted.follower.lock() = Some(follower);
@@ -233,7 +238,8 @@ impl Mounted {
         };
         let (store, root) = bucket.raw();
         let engine = ReadEngine::open((store, &root), codec, replay).await?;
-        let tree = Tree::open(Arc::new(engine), segments, 0, size_max).await?;
+        let quotas = Quotas::load(&engine).await?;
+        let tree = Tree::open(Arc::new(engine), segments, 0, size_max, quotas).await?;
         Ok(Self::reading(tree, log, bucket))
     }
 

@@ -41,7 +41,7 @@ use crate::rows::{self, Totals};
 /// The number that stands for the volume.
 pub(crate) const VOLUME: u64 = 0;
 /// Quotas of a volume.
-const QUOTAS_MAX: usize = 10_000;
+pub(crate) const QUOTAS_MAX: usize = 10_000;
 
 /// What may not be exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -102,11 +102,9 @@ impl Tree {
         segments: Segments,
         epoch: u64,
         size_max: Option<u64>,
+        quotas: Quotas,
     ) -> Result<Arc<Self>> {
         let totals = engine.totals().await?;
-        // What others write here, they hold to quotas.
-        let quotas =
-            if engine.followed().is_some() { Quotas::default() } else { Quotas::load(&*engine).await? };
         let epoch = if is_on("inodes-epoch-not-raised") { 1 } else { epoch };
         let first = epoch.checked_mul(INODES_PER_EPOCH).ok_or_else(|| rows::corrupted("the epoch"))?;
         Ok(Arc::new(Self {

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 
 use crate::object_names::{log_name, object_name};
-use crate::rows::{Kind, Object};
+use crate::quotas::VOLUME;
+use crate::rows::{Kind, Object, Totals};
 
 /// Something that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub(crate) enum Damage {
     Extent { ino: u64 },
     /// What the volume holds.
     Totals { bytes: i64, inodes: i64, right_bytes: i64, right_inodes: i64 },
+    /// What is used of a directory's quota, or with 0 of the volume's.
+    Quota { dir: u64, is: Option<Totals>, right: Totals },
     /// How much of an object is in use.
     Usage { object: Object, is: Option<i64>, right: i64 },
     /// Data of a file that is missing or damaged; of a snapshot, where one is named.
@@ -91,7 +94,9 @@ impl Damage {
             | Self::RowsOfMissing { .. } => Some(Round::Names),
             Self::NoName { .. } | Self::Parent { .. } => Some(Round::Places),
             Self::Unreachable { .. } | Self::Links { .. } | Self::Overlap { .. } => Some(Round::Links),
-            Self::Allocated { .. } | Self::Totals { .. } | Self::Usage { .. } => Some(Round::Sums),
+            Self::Allocated { .. } | Self::Totals { .. } | Self::Quota { .. } | Self::Usage { .. } => {
+                Some(Round::Sums)
+            }
         }
     }
 
@@ -119,6 +124,7 @@ impl Damage {
             Self::Allocated { .. } => "allocated",
             Self::Extent { .. } => "extent",
             Self::Totals { .. } => "totals",
+            Self::Quota { .. } => "quota",
             Self::Usage { .. } => "usage",
             Self::Data { .. } => "data",
         }
@@ -143,12 +149,14 @@ impl Damage {
             | Self::Allocated { ino, .. }
             | Self::Extent { ino }
             | Self::Data { ino, .. } => Some((*ino, None)),
+            Self::Quota { dir, .. } if *dir != VOLUME => Some((*dir, None)),
             Self::Lease { .. }
             | Self::Log { .. }
             | Self::Metadata { .. }
             | Self::Snapshot { .. }
             | Self::Row { .. }
             | Self::Totals { .. }
+            | Self::Quota { .. }
             | Self::Usage { .. } => None,
         }
     }
@@ -207,6 +215,10 @@ impl Damage {
                 "the volume is said to hold {bytes} bytes in {inodes} inodes, and holds {right_bytes} in \
                  {right_inodes}"
             ),
+            Self::Quota { is, right, .. } => {
+                let is = is.map_or_else(|| "an unknown part".to_owned(), |is| used(&is));
+                format!("{is} of its quota is said to be used, and {} is", used(right))
+            }
             Self::Usage { object, is, right } => {
                 let is = is.map_or_else(|| "an unknown number of".to_owned(), |is| is.to_string());
                 let name = object_name(*object);
@@ -219,6 +231,10 @@ impl Damage {
             }
         }
     }
+}
+
+fn used(totals: &Totals) -> String {
+    format!("{} bytes in {} inodes", totals.bytes, totals.inodes)
 }
 
 /// What was found, as much of it as is kept.

@@ -13,6 +13,7 @@ use store::Result;
 use super::cursor::Cursor;
 use super::damage::{Damage, Findings};
 use super::names;
+use super::quotas::Used;
 use super::record::{ROOT, Record, signed};
 use super::steps::Steps;
 use crate::engine::Engine;
@@ -43,6 +44,7 @@ struct Walk<'a> {
     xattrs: Cursor<'a>,
     counted: Counted,
     has_root: bool,
+    quotas: Used,
 }
 
 /// Checks inodes, names, attributes and extents as rows, `window` inodes at a time.
@@ -63,6 +65,7 @@ pub(super) async fn check(
         xattrs: Cursor::new(engine, b'X'),
         counted: Counted::default(),
         has_root: false,
+        quotas: Used::of_none(engine, found).await?,
     };
     let (mut records, mut from) = (Vec::new(), 0);
     while let Some(ino) = walk.next_ino().await? {
@@ -74,6 +77,7 @@ pub(super) async fn check(
             from = ino.saturating_add(1);
         }
     }
+    walk.quotas.check(engine, found).await?;
     let counted = walk.counted;
     if !walk.has_root && counted != Counted::default() {
         found.add(Damage::NoInode { ino: ROOT, kind: Kind::Directory });
@@ -112,7 +116,9 @@ impl Walk<'_> {
         self.has_root |= ino == ROOT;
         let row = self.inodes.next_of(ino).await?;
         let is_there = row.is_some();
-        let inode: Option<InodeRow> = row.and_then(|row| rows::from_bytes(&row.value, "an inode").ok());
+        let inode = row.and_then(|row| rows::inode_from_bytes(&row.value).ok());
+        inode.iter().for_each(|(inode, project)| self.quotas.count(inode, *project));
+        let inode = inode.map(|(inode, _)| inode);
         self.counted.inodes += u64::from(is_there);
         let (names, dirs) = self.names_in(ino, inode.as_ref(), found).await?;
         let held = self.extents_of(ino, found).await?;

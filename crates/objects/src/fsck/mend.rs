@@ -13,7 +13,7 @@ use super::steps::OP;
 use crate::engine::{Batch, Engine};
 use crate::rows::{
     self, EntryRow, Extent, ExtentRow, InodeRow, Kind, Object, Totals, Usage, entry_key, extent_end,
-    extent_key, inode_key, live_key, orphan_key, to_bytes,
+    extent_key, inode_key, inode_to_bytes, live_key, orphan_key, to_bytes,
 };
 use crate::tree::{Tree, new_row};
 
@@ -40,9 +40,10 @@ impl Mender {
         &*self.tree.engine
     }
 
-    async fn load(&self, ino: u64) -> Result<Option<InodeRow>> {
+    /// An inode's row, and the project that it counts for.
+    async fn load(&self, ino: u64) -> Result<Option<(InodeRow, Option<u64>)>> {
         let row = self.engine().get(&inode_key(ino)).await?;
-        Ok(row.and_then(|row| rows::from_bytes(&row, "an inode").ok()))
+        Ok(row.and_then(|row| rows::inode_from_bytes(&row).ok()))
     }
 
     /// Mends one damage; returns whether that was done.
@@ -86,6 +87,7 @@ impl Mender {
                 let totals = Totals { bytes: *right_bytes, inodes: *right_inodes };
                 batch.put(rows::TOTALS.to_vec(), to_bytes(&totals));
             }
+            Damage::Quota { dir, right, .. } => batch.put(rows::usage_key(*dir), to_bytes(right)),
             Damage::Usage { object, right, .. } => self.set_usage(*object, *right, &mut batch).await?,
             Damage::Lease { .. }
             | Damage::Log { .. }
@@ -99,9 +101,9 @@ impl Mender {
     }
 
     async fn change(&self, ino: u64, batch: &mut Batch, to: impl FnOnce(&mut InodeRow)) -> Result<()> {
-        if let Some(mut row) = self.load(ino).await? {
+        if let Some((mut row, project)) = self.load(ino).await? {
             to(&mut row);
-            batch.put(inode_key(ino), to_bytes(&row));
+            batch.put(inode_key(ino), inode_to_bytes(&row, project));
         }
         Ok(())
     }
@@ -153,7 +155,7 @@ impl Mender {
 
     /// Puts an inode below `lost+found`.
     async fn give_name(&mut self, ino: u64, batch: &mut Batch) -> Result<()> {
-        let Some(mut row) = self.load(ino).await? else { return Ok(()) };
+        let Some((mut row, project)) = self.load(ino).await? else { return Ok(()) };
         let dir = self.lost_and_found().await?;
         let name = self.free_name(dir, &format!("#{ino}")).await?;
         batch.put(entry_key(dir, &name), to_bytes(&EntryRow { ino, kind: row.kind }));
@@ -161,14 +163,14 @@ impl Mender {
             row.parent = dir;
         }
         row.nlink = row.nlink.max(1);
-        batch.put(inode_key(ino), to_bytes(&row));
+        batch.put(inode_key(ino), inode_to_bytes(&row, project));
         batch.delete(orphan_key(ino));
         Ok(())
     }
 
     /// Takes a directory out of a circle of directories, and puts it below `lost+found`.
     async fn cut_circle(&mut self, ino: u64, batch: &mut Batch) -> Result<()> {
-        let Some(row) = self.load(ino).await? else { return Ok(()) };
+        let Some((row, _)) = self.load(ino).await? else { return Ok(()) };
         let mut range = rows::keys_of(b'D', row.parent);
         loop {
             let found = self.engine().scan(range.clone(), BATCH).await?;
@@ -192,7 +194,7 @@ impl Mender {
         }
         let mut name = OsString::from(LOST_AND_FOUND);
         if let Some(entry) = self.tree.entry(ROOT, &name).await? {
-            if self.load(entry.ino).await?.is_some_and(|row| row.is_dir()) {
+            if self.load(entry.ino).await?.is_some_and(|(row, _)| row.is_dir()) {
                 self.lost_and_found = Some(entry.ino);
                 return Ok(entry.ino);
             }

@@ -11,6 +11,7 @@ use crate::clone_volume;
 use crate::engine::{Batch, Engine as _, ReadEngine, SlateEngine, Snapshot, Then};
 use crate::find_snapshot::{check_name, list, not_there};
 use crate::log::CommitLog;
+use crate::quotas::Quotas;
 use crate::rows::{self, Born};
 use crate::segments::Segments;
 use crate::tree::Tree;
@@ -117,7 +118,8 @@ impl Mounted {
         let engine = ReadEngine::open_snapshot((store, &root), codec.clone(), snapshot).await?;
         let log = CommitLog::new(bucket.clone(), codec.clone(), window);
         let segments = Segments::new(bucket.bulk(), codec, Arc::clone(&log), 0, disk_cache);
-        let tree = Tree::open(Arc::new(engine), segments, 0, size_max).await?;
+        let quotas = Quotas::load(&engine).await?;
+        let tree = Tree::open(Arc::new(engine), segments, 0, size_max, quotas).await?;
         Ok(Self::reading(tree, log, bucket))
     }
 }

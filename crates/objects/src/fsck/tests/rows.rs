@@ -366,3 +366,34 @@ async fn a_repair_that_is_killed_leaves_no_more_to_do() {
         killed_after += 1;
     }
 }
+
+#[tokio::test]
+async fn what_is_used_of_quotas_is_summed_anew_and_projects_stay() {
+    use crate::quota_walks::QuotaLimits;
+    use crate::quotas::VOLUME;
+    use crate::rows::{inode_to_bytes, quota_key, usage_key};
+    let world = World::new().await;
+    let mounted = world.open().await;
+    let Inodes { dir, below, .. } = inodes_of(mounted.tree()).await;
+    let limits = QuotaLimits { bytes: Some(1 << 40), inodes: Some(1000) };
+    mounted.set_quota(dir, limits).await.unwrap();
+    mounted.tree().engine.commit().await.unwrap();
+    let whole = world.check().await;
+    assert!(whole.whole, "{whole:#?}");
+    let row = InodeRow { nlink: 7, ..row_of(mounted.tree(), below).await };
+    damage(&mounted, |batch| {
+        batch.put(inode_key(below), inode_to_bytes(&row, Some(dir)));
+        batch.put(usage_key(dir), to_bytes(&Totals { bytes: 1, inodes: -1 }));
+        batch.put(usage_key(VOLUME), Bytes::from_static(&[0x80]));
+        batch.put(quota_key(99), Bytes::from_static(&[9]));
+    })
+    .await;
+    mounted.tree().engine.close().await.unwrap();
+    let checked = world.check().await;
+    assert_eq!(whats(&checked), ["row", "quota", "quota", "links"], "{checked:#?}");
+    world.assert_mended().await;
+    let mounted = world.open().await;
+    let used = mounted.tree().quota(dir).await.unwrap();
+    assert_eq!(used.used_inodes, 2, "the directory and what is in it: {used:?}");
+    mounted.close().await;
+}
