@@ -82,6 +82,7 @@ fn a_holder_that_was_killed_leaves_a_log_that_can_be_mended() {
     write(&world.path("first"), b"first");
     write(&world.path("second"), b"second");
     holder.kill();
+    world.rig.verb("umount", &[]).ends(1, "died");
     let logs = || names(&bucket).into_iter().filter(|name| name.starts_with("log/"));
     let last = logs().max().unwrap();
     let bytes = fs::read(bucket.join(&last)).unwrap();
