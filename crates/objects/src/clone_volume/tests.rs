@@ -19,7 +19,7 @@ pub(super) async fn open(bucket: &Bucket, nonce: u8) -> Arc<Mounted> {
     if !format.parents.is_empty() && Mounted::last_manifest(bucket).await.unwrap().is_none() {
         begin(bucket, &format).await.unwrap();
     }
-    let bucket = with_parents(&bucket, &format.parents).await.unwrap();
+    let bucket = with_parents(bucket, &format.parents).await.unwrap();
     let last = Mounted::last_manifest(&bucket).await.unwrap();
     Mounted::open(bucket, last, MountOptions::plain(4, [nonce; 16])).await.unwrap()
 }
