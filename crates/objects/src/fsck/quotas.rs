@@ -23,7 +23,7 @@ impl Used {
         for (key, row) in engine.scan(rows::all_keys(b'Q'), QUOTAS_MAX).await? {
             match (rows::ino_of(&key), rows::from_bytes::<QuotaRow>(&row, "a quota")) {
                 (Ok(dir), Ok(_)) => drop(quotas.insert(dir, Totals::default())),
-                _ => found.add(Damage::Row { key }),
+                _ => found.add(Damage::Row { key: key.to_vec() }),
             }
         }
         Ok(Self(quotas))
