@@ -69,7 +69,7 @@ async fn undamaged() -> BTreeMap<String, Option<Vec<u8>>> {
 }
 
 async fn row_of(tree: &Arc<Tree>, ino: u64) -> InodeRow {
-    tree.load(ino).await.unwrap()
+    tree.load(ino).await.unwrap().0
 }
 
 /// A row of an inode with a change.
