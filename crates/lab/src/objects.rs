@@ -8,15 +8,16 @@
 mod bucket;
 pub(crate) mod cost;
 mod delay;
+mod fsyncs;
 mod growth;
 mod idle;
 mod reach;
 mod requests;
 mod subject;
+mod variants;
 
 use std::fs::{self, File};
 use std::io::Read as _;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -26,23 +27,18 @@ use anyhow::{Context as _, ensure};
 use crate::experiment::{Experiment, Settings};
 use crate::progress::Progress;
 use crate::report::{Metric, Recorder};
-use crate::stats::Histogram;
 use bucket::Server;
-use growth::{REQUESTS, UMOUNT_MS};
+use fsyncs::{TOOK_US, fsyncs, synced_blocks};
+use growth::{PUTS, REQUESTS, UMOUNT_MS};
 use subject::Subject;
+use variants::{VARIANTS, is_mounted, mount_of};
 
-const VARIANTS: [&str; 7] =
-    ["default", "server", "journal", "disk", "rclone", "juicefs", "juicefs-writeback"];
-/// Those that an fsync alone is measured of.
-const FSYNC_ALONE: [&str; 3] = ["server", "journal", "disk"];
 const FSYNC: &str = "fsync-4k";
 const UNTAR: &str = "untar-1000";
 const LARGE: &str = "untar-128M";
 
-const TOOK_US: Metric = Metric::new("took", "us");
 const TOOK_MS: Metric = Metric::new("until_unmounted", "ms");
 const MISSING: Metric = Metric::new("bytes_missing", "B");
-const PUTS: Metric = Metric::new("puts", "");
 
 const OWN: [&str; 7] =
     [FSYNC, UNTAR, LARGE, growth::SIZES[0].0, growth::SIZES[1].0, growth::SIZES[2].0, growth::OVERWRITE];
@@ -74,8 +70,6 @@ struct Files {
 const SMALL_FILES: Files =
     Files { number: 1000, sizes: &[120, 900, 2_100, 3_300, 4_096, 7_000, 14_000, 61_440] };
 const LARGE_FILES: Files = Files { number: 32, sizes: &[4 << 20] };
-/// Fsyncs of a round, and requests beside them.
-const SYNCS: u32 = 100;
 
 fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> anyhow::Result<Vec<String>> {
     let program = crate::volumes::ours::program(settings).map_err(anyhow::Error::msg)?;
@@ -134,25 +128,6 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
         "journal: an fsync with fsync_to=host; disk: fdatasync(2) of 4 KiB beside its journal".to_owned(),
         "bytes_missing: what another client does not find right after umount(8) has returned".to_owned(),
     ])
-}
-
-/// Whether a variant is a file system.
-fn is_mounted(variant: &str) -> bool {
-    !FSYNC_ALONE.contains(&variant)
-}
-
-/// A new volume of ours, or of a peer's.
-fn mount_of(
-    variant: &str,
-    (program, server, scratch): (&Path, &Server, &Path),
-    name: &str,
-) -> anyhow::Result<Subject> {
-    match variant {
-        "rclone" => Subject::rclone(server, scratch, name),
-        "juicefs" => Subject::juicefs(server, scratch, name, false),
-        "juicefs-writeback" => Subject::juicefs(server, scratch, name, true),
-        _ => Subject::ours(program, server, scratch, name),
-    }
 }
 
 /// Scenarios that need no peer.
@@ -214,35 +189,6 @@ impl Archive {
     }
 }
 
-fn fsyncs(
-    scenario: &str,
-    subject: &Subject,
-    server: &Server,
-    variants: &[&'static str],
-    recorder: &mut Recorder,
-) -> anyhow::Result<()> {
-    let mounted = subject.mount()?;
-    let file = File::create(mounted.path().join("file"))?;
-    file.sync_all()?;
-    let (mut ours, mut own) = (Histogram::default(), Histogram::default());
-    for n in 0..SYNCS {
-        let block = [(n % 251) as u8; 4096];
-        let begun = Instant::now();
-        file.write_all_at(&block, u64::from(n) * 4096)?;
-        file.sync_all()?;
-        ours.add(begun.elapsed());
-        own.add(server.put(&block)?);
-    }
-    drop(file);
-    mounted.unmount()?;
-    for (variant, took) in [("default", &ours), ("server", &own)] {
-        if variants.contains(&variant) {
-            recorder.operations_us(scenario, variant, TOOK_US, took);
-        }
-    }
-    Ok(())
-}
-
 /// The same with `fsync_to=host`: an fsync waits for a journal beside the scratch files.
 fn fsyncs_to_journal(subject: &Subject, recorder: &mut Recorder) -> anyhow::Result<()> {
     let mounted = subject.mount_with_journal()?;
@@ -257,18 +203,6 @@ fn fsyncs_of_a_disk(scratch: &Path, recorder: &mut Recorder) -> anyhow::Result<(
     let file = File::create(scratch.join("disk"))?;
     recorder.operations_us(FSYNC, "disk", TOOK_US, &synced_blocks(&file)?);
     Ok(())
-}
-
-/// Writes blocks, each with a sync, and says how long each took.
-fn synced_blocks(file: &File) -> anyhow::Result<Histogram> {
-    let mut took = Histogram::default();
-    for n in 0..SYNCS {
-        let begun = Instant::now();
-        file.write_all_at(&[(n % 251) as u8; 4096], u64::from(n) * 4096)?;
-        file.sync_data()?;
-        took.add(begun.elapsed());
-    }
-    Ok(took)
 }
 
 fn untar(variant: &str, subject: &Subject, archive: &Archive, recorder: &mut Recorder) -> anyhow::Result<()> {

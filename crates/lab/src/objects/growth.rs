@@ -20,6 +20,7 @@ pub(super) const OVERWRITE: &str = "overwrite";
 
 pub(super) const UMOUNT_MS: Metric = Metric::new("umount", "ms");
 pub(super) const REQUESTS: Metric = Metric::new("requests", "");
+pub(super) const PUTS: Metric = Metric::new("puts", "");
 const CREATE_US: Metric = Metric::new("create_each", "us");
 const MOUNT_MS: Metric = Metric::new("mount", "ms");
 const LIST_MS: Metric = Metric::new("first_list", "ms");

@@ -16,10 +16,11 @@ use anyhow::{Context as _, ensure};
 use testing::cgroup::Cgroup;
 
 use super::bucket::Server;
-use super::growth::REQUESTS;
+use super::fsyncs::{TOOK_US, fsyncs, synced_blocks};
+use super::growth::{PUTS, REQUESTS};
 use super::requests::Requests;
 use super::subject::{Mounted, Subject};
-use super::{PUTS, TOOK_US, fsyncs, mount_of};
+use super::variants::{is_mounted, mount_of};
 use crate::experiment::Settings;
 use crate::progress::Progress;
 use crate::report::{Metric, Recorder};
@@ -98,7 +99,7 @@ pub(super) fn measure(
             "sequential" => sequential(scenario, &ours()?, server, &settings.variants, recorder)?,
             "handover" => handover(scenario, &ours()?, recorder)?,
             _ => {
-                for &variant in settings.variants.iter().filter(|variant| super::is_mounted(variant)) {
+                for &variant in settings.variants.iter().filter(|variant| is_mounted(variant)) {
                     let subject = mount_of(variant, (program, server, scratch), &name(variant));
                     let done = subject
                         .and_then(|subject| work(scenario, kind, variant, &subject, scratch, recorder));
@@ -130,7 +131,7 @@ fn beside(scenario: &str, subject: &Subject, scratch: &Path, recorder: &mut Reco
     let mounted = subject.mount()?;
     let file = File::create(mounted.path().join("file"))?;
     file.sync_all()?;
-    recorder.operations_us(scenario, "default", ALONE_US, &super::synced_blocks(&file)?);
+    recorder.operations_us(scenario, "default", ALONE_US, &synced_blocks(&file)?);
     let source = scratch.join("1M");
     let mut data = vec![0; CALL];
     fill(&mut data, 7);

@@ -1,0 +1,33 @@
+//! What is compared.
+
+use std::path::Path;
+
+use super::bucket::Server;
+use super::subject::Subject;
+
+pub(super) const VARIANTS: [&str; 7] =
+    ["default", "server", "journal", "disk", "rclone", "juicefs", "juicefs-writeback"];
+/// Those that an fsync alone is measured of.
+const FSYNC_ALONE: [&str; 3] = ["server", "journal", "disk"];
+
+/// Whether a variant is a file system.
+pub(super) fn is_mounted(variant: &str) -> bool {
+    !FSYNC_ALONE.contains(&variant)
+}
+
+/// A new volume of ours, or of a peer's.
+///
+/// # Errors
+/// If it cannot be made, or the peer is not installed.
+pub(super) fn mount_of(
+    variant: &str,
+    (program, server, scratch): (&Path, &Server, &Path),
+    name: &str,
+) -> anyhow::Result<Subject> {
+    match variant {
+        "rclone" => Subject::rclone(server, scratch, name),
+        "juicefs" => Subject::juicefs(server, scratch, name, false),
+        "juicefs-writeback" => Subject::juicefs(server, scratch, name, true),
+        _ => Subject::ours(program, server, scratch, name),
+    }
+}
