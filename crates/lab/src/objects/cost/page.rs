@@ -163,7 +163,7 @@ fn growth(document: &Document) -> String {
         for (_, value) in &values {
             let _ = write!(text, " {} |", figure(*value));
         }
-        let _ = writeln!(text, " {} |", prolonged(&values).map_or_else(String::new, |value| count(value)));
+        let _ = writeln!(text, " {} |", prolonged(&values).map_or_else(String::new, count));
     }
     text
 }
