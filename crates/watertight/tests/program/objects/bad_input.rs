@@ -85,7 +85,7 @@ const DAMAGES: &[Damage] = &[
     Damage {
         what: "a format of a later version",
         harm: |bucket| edit(&bucket.join("format"), "\"version\": 1", "\"version\": 7"),
-        said: &["the volume has version 7", "this program knows 1", "a later one"],
+        said: &["the volume has version 7", "this program knows 2", "a later one"],
         is_killed: false,
         is_late: false,
     },
