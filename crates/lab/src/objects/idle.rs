@@ -81,6 +81,9 @@ pub(super) fn measure(
         recorder.value(scenario, VARIANT, ATTACH_MS, each);
         rigs.push((scenario, rig));
     }
+    if rigs.is_empty() {
+        return Ok(());
+    }
     for (scenario, rig) in &rigs {
         progress.step(&format!("{scenario} becomes idle"));
         rig.wait_until_idle().with_context(|| format!("{scenario} does not become idle"))?;

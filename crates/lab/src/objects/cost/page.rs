@@ -77,7 +77,8 @@ fn prices() -> String {
         ("1,000 DELETE", PRICES.delete * 1e3),
         ("1 GB (10⁹ bytes) for a month", PRICES.gigabyte_month),
     ] {
-        let _ = writeln!(text, "| {what} | {price} |");
+        // Without what a product of two floating-point numbers has behind its last digit.
+        let _ = writeln!(text, "| {what} | {} |", (price * 1e9).round() / 1e9);
     }
     text
 }
