@@ -13,6 +13,8 @@ use super::requests::{LOG_FILTER, Requests};
 use crate::child::Server as Process;
 use crate::control::{Control, known};
 
+/// How long a mount may be busy that nobody uses.
+const BUSY_MAX: Duration = Duration::from_secs(10);
 /// How long a volume may be mounted before its record is there.
 const RECORD_MAX: Duration = Duration::from_secs(10);
 
@@ -351,11 +353,19 @@ pub(super) fn control(run: &Path) -> anyhow::Result<Control> {
     }
 }
 
-/// umount(8).
+/// umount(8), once nothing else keeps the mount busy: a program that has just mounted it may still
+/// look which calls the kernel passes on.
 pub(super) fn umount(at: &Path) -> anyhow::Result<()> {
-    let output = Command::new("umount").arg(at).stdin(Stdio::null()).output()?;
-    ensure!(output.status.success(), "umount: {}", said(&output));
-    Ok(())
+    let until = Instant::now() + BUSY_MAX;
+    loop {
+        let output = Command::new("umount").arg(at).stdin(Stdio::null()).env("LC_ALL", "C").output()?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = said(&output);
+        ensure!(said.contains("busy") && Instant::now() < until, "umount: {said}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// The files of a tree, by their names in it, and their sizes.
