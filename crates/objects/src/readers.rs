@@ -71,6 +71,20 @@ impl Mark {
         Ok(mark)
     }
 
+    /// As one of these two; `None`: it is not there, which is logged. What is read is then there for
+    /// a while only.
+    pub(crate) async fn set_if_possible(bucket: &Bucket, snapshot: Option<u64>) -> Option<Self> {
+        let mark = match snapshot {
+            Some(snapshot) => Self::set_of_snapshot(bucket.clone(), snapshot).await,
+            None => Self::set(bucket.clone()).await,
+        };
+        mark.inspect_err(|error| {
+            let until = "what the holder replaces can be read for ten minutes from then";
+            tracing::warn!(%error, until, "the volume's holder does not learn that it is read here");
+        })
+        .ok()
+    }
+
     async fn renew(&mut self) -> Result<()> {
         let next = self.number + 1;
         // Its name is random: also an object that is there already was made by this process.

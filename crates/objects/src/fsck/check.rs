@@ -6,7 +6,7 @@ use std::sync::Arc;
 use store::{Error, ErrorKind, Result};
 use tokio_util::sync::CancellationToken;
 
-use super::damage::{Damage, Findings};
+use super::damage::{Damage, Findings, damage_of};
 use super::data::Data;
 use super::inodes::{self, Counted};
 use super::listing::Listing;
@@ -18,10 +18,10 @@ use super::usage;
 use crate::bucket::Bucket;
 use crate::codec::Codec;
 use crate::engine::{Engine, Inventory, ReadEngine, missing_tables};
-use crate::format::{self, Format};
+use crate::format::Format;
 use crate::lease::{Lease, LeaseInfo};
 use crate::log::{CommitLog, Read, Replay};
-use crate::mount::Mounted;
+use crate::newest_manifest::newest_manifest;
 use crate::object_names::log_name;
 use crate::readers::Mark;
 use crate::segments::Segments;
@@ -48,8 +48,6 @@ pub(super) struct Seen {
     pub(super) report: Checked,
     pub(super) inventory: Option<Inventory>,
     pub(super) lease: Option<LeaseInfo>,
-    /// Whether the rows could be read to their end.
-    pub(super) has_rows: bool,
 }
 
 impl Seen {
@@ -68,13 +66,7 @@ impl Seen {
 
 /// Checks a volume as its last commits left it. Nothing is written but the mark of a reader.
 pub(super) async fn check(volume: &Volume) -> Result<Seen> {
-    let mark = match Mark::set(volume.bucket.clone()).await {
-        Ok(mark) => Some(mark),
-        Err(error) => {
-            tracing::warn!(%error, "the volume's holder does not learn that it is read here");
-            None
-        }
-    };
+    let mark = Mark::set_if_possible(&volume.bucket, None).await;
     let end = CancellationToken::new();
     let marking = mark.map(|mark| tokio::spawn(mark.keep_until(end.clone())));
     let checked = check_marked(volume).await;
@@ -100,7 +92,6 @@ async fn check_marked(volume: &Volume) -> Result<Seen> {
         Ok(Some(inventory)) => inventory,
         Ok(None) => {
             // It was never mounted.
-            seen.has_rows = true;
             return Ok(with_findings(seen, Vec::new()));
         }
         Err(why) => {
@@ -127,15 +118,6 @@ fn with_findings(mut seen: Seen, paths: Vec<Option<std::path::PathBuf>>) -> Seen
     seen
 }
 
-/// What an error says is damaged; or the error, if the bucket is why.
-pub(super) async fn damage_of(bucket: &Bucket, error: Error) -> Result<String> {
-    if error.kind() != ErrorKind::Io {
-        return Err(error);
-    }
-    bucket.get_range(format::NAME, 0..1).await?;
-    Ok(error.detail().unwrap_or("it cannot be read").to_owned())
-}
-
 /// What the newest manifest names; `None`: the volume was never mounted. What is wrong, in words.
 async fn manifest(bucket: &Bucket, lease: Option<&LeaseInfo>) -> Result<Result<Option<Inventory>, String>> {
     let inventory = match Inventory::read(bucket).await {
@@ -143,7 +125,7 @@ async fn manifest(bucket: &Bucket, lease: Option<&LeaseInfo>) -> Result<Result<O
         Err(error) => return Ok(Err(format!("{}; {NO_WAY}", damage_of(bucket, error).await?))),
     };
     let Some(inventory) = inventory else {
-        return match Mounted::last_manifest(bucket).await {
+        return match newest_manifest(bucket).await {
             Ok(_) => Ok(Ok(None)),
             Err(error) => Ok(Err(format!("{}; {NO_WAY}", damage_of(bucket, error).await?))),
         };
@@ -162,8 +144,8 @@ async fn manifest(bucket: &Bucket, lease: Option<&LeaseInfo>) -> Result<Result<O
 /// Checks that tables are there; returns whether the volume's own are.
 async fn tables(volume: &Volume, inventory: &Inventory, found: &mut Findings) -> Result<bool> {
     let bucket = &volume.bucket;
-    let listed: HashSet<_> = bucket.list("meta/compacted", None).await?.into_iter().collect();
-    let missing = missing_tables(bucket, &listed, &inventory.tables).await?;
+    let mut listed: HashSet<_> = bucket.list("meta/compacted", None).await?.into_iter().collect();
+    let missing = missing_tables(bucket, &mut listed, &inventory.tables).await?;
     for table in &missing {
         found.add(Damage::Metadata {
             why: format!("meta/compacted/{table}: this table is missing; {NO_WAY}"),
@@ -172,7 +154,7 @@ async fn tables(volume: &Volume, inventory: &Inventory, found: &mut Findings) ->
     for snapshot in &inventory.snapshots {
         let why = match Inventory::tables_of(bucket, snapshot).await {
             Ok(tables) => {
-                let missing = missing_tables(bucket, &listed, &tables).await?;
+                let missing = missing_tables(bucket, &mut listed, &tables).await?;
                 missing.first().map(|table| format!("its table meta/compacted/{table} is missing"))
             }
             Err(error) => Some(damage_of(bucket, error).await?),
@@ -189,10 +171,11 @@ async fn rows(volume: &Volume, inventory: &Inventory, seen: &mut Seen) -> Result
     let Volume { bucket, codec, format, .. } = volume;
     let window = format.log_window.into();
     let mut replay = Replay::new(bucket.clone(), codec.clone(), window, inventory.replay_after);
-    if let Some((stop, why)) = stops_at(volume, inventory, &mut replay).await? {
+    let stop = stops_at(volume, inventory, &mut replay).await?;
+    let is_whole_log = stop.is_none();
+    if let Some((stop, why)) = stop {
         seen.found.add(Damage::Log { number: stop.number, why });
     }
-    let is_whole_log = !seen.found.kept.iter().any(|damage| matches!(damage, Damage::Log { .. }));
     let (store, root) = bucket.raw();
     let engine: Arc<dyn Engine> = match ReadEngine::open((store, &root), codec.clone(), replay).await {
         Ok(engine) => Arc::new(engine),
@@ -205,13 +188,9 @@ async fn rows(volume: &Volume, inventory: &Inventory, seen: &mut Seen) -> Result
     let log = CommitLog::new(bucket.clone(), codec.clone(), window);
     let segments = Segments::new(bucket.bulk(), codec.clone(), log, 0, None);
     let all = Rows { volume, inventory, engine: &*engine, segments: &segments };
-    let checked = all.check(&mut seen.found, &mut seen.report).await;
-    match checked {
-        Ok(()) => seen.has_rows = true,
-        Err(error) => {
-            let why = format!("{}; {NO_WAY}", damage_of(bucket, error).await?);
-            seen.found.add(Damage::Metadata { why });
-        }
+    if let Err(error) = all.check(&mut seen.found, &mut seen.report).await {
+        let why = format!("{}; {NO_WAY}", damage_of(bucket, error).await?);
+        seen.found.add(Damage::Metadata { why });
     }
     if !is_whole_log {
         seen.report.unneeded = None;
@@ -247,8 +226,7 @@ pub(super) async fn stops_at(
     };
     let why = damage_of(&volume.bucket, error).await?;
     let number = replay.next();
-    let state = log::examine(&volume.bucket, &volume.codec, number).await;
-    let why = match state.unwrap_or(State::Whole) {
+    let why = match log::examine(&volume.bucket, &volume.codec, number).await? {
         State::Missing => "this object of the log is missing, and later ones are there".to_owned(),
         State::Damaged { why, .. } => why,
         State::Whole => why,

@@ -1,7 +1,12 @@
 //! What can be wrong with a volume, and what is said of it.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 
+use store::{Error, ErrorKind, Result};
+
+use crate::bucket::Bucket;
+use crate::format;
 use crate::object_names::{log_name, object_name};
 use crate::quotas::VOLUME;
 use crate::rows::{Kind, Object, Totals};
@@ -237,12 +242,13 @@ fn used(totals: &Totals) -> String {
     format!("{} bytes in {} inodes", totals.bytes, totals.inodes)
 }
 
-/// What was found, as much of it as is kept.
+/// What was found: the first of each kind, by its word, and of the others as much as is kept.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     pub(crate) kept: Vec<Damage>,
     /// How many more there were.
     pub(crate) more: u64,
+    words: BTreeSet<&'static str>,
     max: usize,
 }
 
@@ -252,7 +258,8 @@ impl Findings {
     }
 
     pub(crate) fn add(&mut self, damage: Damage) {
-        if self.kept.len() < self.max {
+        let is_first = self.words.insert(damage.word());
+        if is_first || self.kept.len() < self.max {
             self.kept.push(damage);
         } else {
             self.more += 1;
@@ -262,4 +269,13 @@ impl Findings {
     pub(crate) fn is_empty(&self) -> bool {
         self.kept.is_empty()
     }
+}
+
+/// What an error says is damaged; or the error, if the bucket is why.
+pub(super) async fn damage_of(bucket: &Bucket, error: Error) -> Result<String> {
+    if error.kind() != ErrorKind::Io {
+        return Err(error);
+    }
+    bucket.get_range(format::NAME, 0..1).await?;
+    Ok(error.detail().unwrap_or("it cannot be read").to_owned())
 }

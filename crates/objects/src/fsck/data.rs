@@ -4,10 +4,10 @@
 use std::ops::Range;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use store::{ErrorKind, Result};
+use store::Result;
 
 use super::cursor::{Cursor, Row};
-use super::damage::{Damage, Findings};
+use super::damage::{Damage, Findings, damage_of};
 use super::listing::Listing;
 use super::steps::Steps;
 use crate::bucket::Bucket;
@@ -66,6 +66,7 @@ impl Data<'_> {
                 Ok(Some(there)) => there,
                 Ok(None) => continue,
                 Err((object, why)) => {
+                    // One finding for all that a file has in an object, one behind the other.
                     if last.replace((row.ino, object)) != Some((row.ino, object)) {
                         found.add(Damage::Data { ino: row.ino, object, why, snapshot: name.clone() });
                     }
@@ -104,7 +105,7 @@ impl Data<'_> {
         Ok(Some(There { ino: row.ino, stored: stored.clone(), part }))
     }
 
-    /// Takes note of a read; returns its bytes.
+    /// Records the result of a read; returns its bytes.
     async fn ended(
         &self,
         (there, result): (There, Result<()>),
@@ -113,14 +114,9 @@ impl Data<'_> {
         found: &mut Findings,
     ) -> Result<u64> {
         let Err(error) = result else { return Ok(u64::from(there.part.end - there.part.start)) };
-        if error.kind() != ErrorKind::Io {
-            return Err(error);
-        }
-        // A bucket that does not answer says nothing about its objects.
-        self.bucket.get_range(crate::format::NAME, 0..1).await?;
         let (ino, object) = (there.ino, there.stored.object);
+        let why = damage_of(self.bucket, error).await?;
         if last.replace((ino, object)) != Some((ino, object)) {
-            let why = error.detail().unwrap_or("it is corrupted").to_owned();
             found.add(Damage::Data { ino, object, why, snapshot: snapshot.map(str::to_owned) });
         }
         Ok(0)

@@ -126,8 +126,8 @@ fn changed(bucket: &Bucket, number: u64) -> Error {
 /// one that a crash left.
 async fn damaged_witness(bucket: &Bucket, codec: &Codec, gap: u64) -> Result<Option<(u64, Bytes)>> {
     for number in behind(bucket, gap).await? {
-        if let State::Damaged { bytes, .. } = examine(bucket, codec, number).await?
-            && Header::read(&bytes, number).is_err()
+        if header_of(bucket, number).await?.is_none()
+            && let State::Damaged { bytes, .. } = examine(bucket, codec, number).await?
         {
             return Ok(Some((number, bytes)));
         }
@@ -141,6 +141,12 @@ async fn behind(bucket: &Bucket, number: u64) -> Result<Vec<u64>> {
     Ok(listed.iter().filter_map(|name| number_of(name)).filter(|found| *found > number).collect())
 }
 
+/// The header of an object, if it can be read.
+async fn header_of(bucket: &Bucket, number: u64) -> Result<Option<Header>> {
+    let header = bucket.get_up_to(&log_name(number), 0..HEADER as u64).await?;
+    Ok(Header::read(&header, number).ok())
+}
+
 /// What takes the place of an object, of whose header `known` can be read.
 async fn stand_in(bucket: &Bucket, stop: Stop, known: Option<Header>) -> Result<Header> {
     let Stop { number, before, newest, window } = stop;
@@ -152,9 +158,8 @@ async fn stand_in(bucket: &Bucket, stop: Stop, known: Option<Header>) -> Result<
         return Ok(if header.kind == LogKind::Fence { fence(header.epoch) } else { commit(header.epoch) });
     }
     for later in behind(bucket, number).await? {
-        let header = bucket.get_range(&log_name(later), 0..HEADER as u64).await?;
         // What it left out is void.
-        if let Ok(header) = Header::read(&header, later)
+        if let Some(header) = header_of(bucket, later).await?
             && (later == number + 1 || later >= next)
         {
             return Ok(if header.epoch > before && later >= next {

@@ -194,7 +194,9 @@ impl Mender {
         }
         let mut name = OsString::from(LOST_AND_FOUND);
         if let Some(entry) = self.tree.entry(ROOT, &name).await? {
-            if self.load(entry.ino).await?.is_some_and(|(row, _)| row.is_dir()) {
+            // Another user's could be emptied by that user, and its names be taken.
+            let is_roots = |(row, _): (InodeRow, _)| row.is_dir() && row.uid == 0 && row.perm & 0o022 == 0;
+            if self.load(entry.ino).await?.is_some_and(is_roots) {
                 self.lost_and_found = Some(entry.ino);
                 return Ok(entry.ino);
             }

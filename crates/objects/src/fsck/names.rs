@@ -12,7 +12,7 @@ use super::damage::{Damage, Findings};
 use super::record::{ROOT, Record};
 use super::steps::Steps;
 use crate::engine::Engine;
-use crate::rows::{self, EntryRow, InodeRow, Kind};
+use crate::rows::{self, EntryRow, Kind};
 
 /// Directories with several names that are looked at in one check.
 const SEVERAL_MAX: usize = 10_000;
@@ -166,7 +166,7 @@ async fn unreachable(engine: &dyn Engine, records: &[Record], found: &mut Findin
 /// A way up through inodes of other windows, by what each says itself.
 #[derive(Debug, Default)]
 struct Beyond {
-    /// One of those that it came by: who meets it again goes round.
+    /// A directory on the way: a way that comes to it again is a circle.
     met: u64,
     steps: u64,
 }
@@ -185,10 +185,11 @@ impl Beyond {
     }
 }
 
-async fn above(engine: &dyn Engine, ino: u64) -> Result<Option<u64>> {
+/// The directory that a directory says it is in; `None`: it is none, or its row is missing.
+pub(super) async fn above(engine: &dyn Engine, ino: u64) -> Result<Option<u64>> {
     let row = engine.get(&rows::inode_key(ino)).await?;
-    let row: Option<InodeRow> = row.and_then(|row| rows::from_bytes(&row, "an inode").ok());
-    Ok(row.filter(InodeRow::is_dir).map(|row| row.parent))
+    let row = row.and_then(|row| rows::inode_from_bytes(&row).ok());
+    Ok(row.filter(|(row, _)| row.is_dir()).map(|(row, _)| row.parent))
 }
 
 /// Whether the way up from a directory, by what each directory says itself, comes back to it.

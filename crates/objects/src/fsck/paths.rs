@@ -10,9 +10,10 @@ use store::Result;
 
 use super::cursor::Cursor;
 use super::damage::Damage;
+use super::names::above;
 use super::record::ROOT;
 use crate::engine::Engine;
-use crate::rows::{self, EntryRow, InodeRow};
+use crate::rows::{self, EntryRow};
 
 /// Directories in one another that a path goes through.
 const DEPTH_MAX: usize = 256;
@@ -66,17 +67,22 @@ impl Places {
             parts.push(name);
             at = dir;
         }
-        Some(parts.iter().rev().collect())
+        // A damaged name may have a slash in it, or begin with one: it leads nowhere else by that.
+        let mut path = OsString::from(if parts.is_empty() { "/" } else { "" });
+        for part in parts.iter().rev() {
+            path.push("/");
+            path.push(part);
+        }
+        Some(path.into())
     }
 }
 
 /// The name of a directory, by what it says itself.
 async fn look_for(engine: &dyn Engine, ino: u64) -> Option<(u64, OsString)> {
-    let row = engine.get(&rows::inode_key(ino)).await.ok()??;
-    let row: InodeRow = rows::from_bytes(&row, "an inode").ok().filter(InodeRow::is_dir)?;
-    let rows = engine.scan(rows::keys_of(b'D', row.parent), SEARCHED_MAX).await.ok()?;
+    let dir = above(engine, ino).await.ok()??;
+    let rows = engine.scan(rows::keys_of(b'D', dir), SEARCHED_MAX).await.ok()?;
     let (key, _) = rows.iter().find(|(_, entry)| {
         rows::from_bytes::<EntryRow>(entry, "a directory entry").is_ok_and(|entry| entry.ino == ino)
     })?;
-    Some((row.parent, OsString::from_vec(rows::rest_of(key).to_vec())))
+    Some((dir, OsString::from_vec(rows::rest_of(key).to_vec())))
 }

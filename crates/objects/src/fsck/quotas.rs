@@ -7,7 +7,7 @@ use store::Result;
 use super::damage::{Damage, Findings};
 use super::record::signed;
 use crate::engine::Engine;
-use crate::quotas::{INODE, QUOTAS_MAX, QuotaRow, VOLUME, sum};
+use crate::quotas::{INODE, QUOTAS_MAX, QuotaRow, counting};
 use crate::rows::{self, InodeRow, Kind, Totals};
 
 /// What inodes use of each quota that there is.
@@ -33,9 +33,9 @@ impl Used {
     pub(super) fn count(&mut self, inode: &InodeRow, project: Option<u64>) {
         let Some(project) = project else { return };
         let size = if inode.kind == Kind::Regular { inode.size } else { 0 };
-        let more = sum(INODE, Totals { bytes: signed(size), inodes: 0 });
-        for dir in [Some(VOLUME), Some(project).filter(|dir| *dir != VOLUME)].into_iter().flatten() {
-            self.0.entry(dir).and_modify(|used| *used = sum(*used, more));
+        let more = INODE.plus(Totals { bytes: signed(size), inodes: 0 });
+        for dir in counting(project) {
+            self.0.entry(dir).and_modify(|used| *used = used.plus(more));
         }
     }
 

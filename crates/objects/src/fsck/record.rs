@@ -26,6 +26,9 @@ pub(super) struct Record {
     pub(super) is_at_parent: bool,
 }
 
+/// As docs/design/objects.md has it.
+const _: () = assert!(size_of::<Record>() == 40, "4 million of them are in memory");
+
 impl Record {
     pub(super) const fn new(ino: u64, kind: Kind) -> Self {
         Self {

@@ -15,6 +15,7 @@ use crate::engine::Inventory;
 use crate::lease::{Created, Held, Host as _, Lease, LeaseInfo, Request, ThisHost};
 use crate::log::Replay;
 use crate::mount::{MountOptions, Mounted};
+use crate::newest_manifest::newest_manifest;
 
 /// Damages that are mended in one round.
 const ROUND_MAX: usize = 100_000;
@@ -42,7 +43,7 @@ pub(super) async fn repair(volume: &Volume) -> Result<Checked> {
     let needs = |damage: &Damage| {
         damage.round().is_some() || matches!(damage, Damage::Lease { .. } | Damage::Log { .. })
     };
-    if !seen.found.kept.iter().any(needs) && seen.found.more == 0 {
+    if !seen.found.kept.iter().any(needs) {
         let seen = if volume.reads_data { check(volume).await? } else { seen };
         return Ok(Checked { repair: Some(Repair::default()), ..seen.into_report() });
     }
@@ -167,7 +168,7 @@ async fn mend_held(
         is_repair: true,
         ..MountOptions::new(&volume.format, volume.codec.clone())
     };
-    let last = Mounted::last_manifest(&volume.bucket).await?;
+    let last = newest_manifest(&volume.bucket).await?;
     let mounted = match Mounted::open(lasting.clone(), last, options).await {
         Ok(mounted) => mounted,
         Err(error) => {
@@ -224,13 +225,13 @@ async fn mend_rows(
             return Ok(std::mem::take(done).into_report(report, found, paths));
         };
         let now: Vec<_> = found.kept.into_iter().filter(|damage| damage.round() == Some(round)).collect();
-        let shown = now.get(..SHOWN_MAX.saturating_sub(done.findings.len()).min(now.len()));
-        let mut paths = paths_of(engine, shown.unwrap_or_default()).await.into_iter();
+        let shown = SHOWN_MAX.saturating_sub(done.findings.len()).min(now.len());
+        let mut paths = paths_of(engine, &now[..shown]).await.into_iter();
         for (index, damage) in now.iter().enumerate() {
             mender.mend(damage).await?;
             let path = paths.next().flatten();
             done.add(|| Finding::new(damage, path.as_deref(), true));
-            if index % COMMIT_EACH == 0 {
+            if (index + 1).is_multiple_of(COMMIT_EACH) {
                 engine.commit().await?;
             }
         }

@@ -37,7 +37,7 @@ pub struct Checked {
     pub bytes_read: Option<u64>,
     /// What nobody needs, and `gc` would remove; none where that is not known.
     pub unneeded: Option<Unneeded>,
-    /// Who held the volume meanwhile: what was checked is what that had committed.
+    /// The host that held the volume meanwhile: what it had committed was checked.
     pub holder: Option<String>,
     /// What was mended; none: that was not asked for.
     pub repair: Option<Repair>,
@@ -84,7 +84,7 @@ impl Finding {
     pub(super) fn new(damage: &Damage, path: Option<&Path>, mended: bool) -> Self {
         Self {
             what: damage.word().to_owned(),
-            path: path.map(|path| Path::new("/").join(path).to_string_lossy().into_owned()),
+            path: path.map(|path| path.to_string_lossy().into_owned()),
             inode: damage.place().map(|(ino, _)| ino),
             object: damage.object(),
             detail: damage.words(),

@@ -21,6 +21,7 @@ use crate::format::{Options, Uuid};
 use crate::garbage::tests::{LARGE, make as make_file, write};
 use crate::make::make;
 use crate::mount::{MountOptions, Mounted};
+use crate::newest_manifest::newest_manifest;
 use crate::rows::{EntryRow, Kind};
 use crate::tree::Tree;
 
@@ -72,7 +73,7 @@ impl World {
 
     async fn open_as(&self, is_repair: bool) -> Arc<Mounted> {
         let Volume { bucket, format, codec, .. } = self.volume(false).await;
-        let last = Mounted::last_manifest(&bucket).await.unwrap();
+        let last = newest_manifest(&bucket).await.unwrap();
         let nonce = Uuid::random().unwrap().to_bytes();
         let options = MountOptions { nonce, is_repair, ..MountOptions::new(&format, codec) };
         Mounted::open(bucket, last, options).await.unwrap()

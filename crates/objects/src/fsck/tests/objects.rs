@@ -4,6 +4,7 @@ use store::ErrorKind;
 
 use super::*;
 use crate::lease::Lease;
+use crate::newest_manifest::newest_manifest;
 use crate::object_names::object_name;
 
 async fn first(world: &World, dir: &str) -> String {
@@ -38,7 +39,7 @@ async fn a_lease_that_is_missing_or_damaged_is_made_anew() {
             assert_eq!(world.get("damaged/lease").await, bytes);
         }
         let lease = Lease::read(&world.bucket()).await.unwrap().unwrap();
-        let last = Mounted::last_manifest(&world.bucket()).await.unwrap().unwrap();
+        let last = newest_manifest(&world.bucket()).await.unwrap().unwrap();
         assert!(lease.holder.is_none() && lease.epoch >= last.epoch, "{lease:?}, {last:?}");
         assert_eq!(world.files().await, before);
     }

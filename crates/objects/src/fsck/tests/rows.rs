@@ -368,8 +368,33 @@ async fn a_repair_that_is_killed_leaves_no_more_to_do() {
 }
 
 #[tokio::test]
+async fn what_lost_its_name_does_not_go_into_another_user_s_directory() {
+    let (_, files, inodes) = case(&["unnamed"], async |batch, _, tree| {
+        let set = store::SetAttr { uid: Some(1000), ..store::SetAttr::default() };
+        let what = store::NewNode::Directory;
+        let creator = Creator { uid: 0, gid: 0, umask: 0 };
+        let made = tree.make(ROOT, name("lost+found"), what, 0o777, creator).await.unwrap();
+        tree.set_attr(made.id, &set).await.unwrap();
+        tree.sync_all().await.unwrap();
+        batch.delete(entry_key(ROOT.0, "large".as_ref()));
+    })
+    .await;
+    assert!(files.contains_key(&format!("/lost+found.1/#{}", inodes.large)), "{:?}", files.keys());
+}
+
+/// Whatever else is wrong: what decides how a check and a repair go on is kept.
+#[test]
+fn the_first_damage_of_each_kind_is_kept() {
+    let mut found = Findings::new(1);
+    (2..5).for_each(|ino| found.add(Damage::NoName { ino }));
+    found.add(Damage::Metadata { why: "a table is gone".to_owned() });
+    let kept: Vec<_> = found.kept.iter().map(Damage::word).collect();
+    assert_eq!((kept, found.more), (vec!["unnamed", "metadata"], 2));
+}
+
+#[tokio::test]
 async fn what_is_used_of_quotas_is_summed_anew_and_projects_stay() {
-    use crate::quota_walks::QuotaLimits;
+    use crate::quotas::QuotaLimits;
     use crate::quotas::VOLUME;
     use crate::rows::{inode_to_bytes, quota_key, usage_key};
     let world = World::new().await;
