@@ -30,9 +30,10 @@ use crate::key_file;
 use crate::lease::{Host as _, Lease, Nonce, Request, State, ThisHost};
 use crate::make::make;
 use crate::mount::{MountOptions, Mounted};
-use crate::newest_manifest::older_metadata;
+use crate::newest_manifest::{newest_manifest, older_metadata};
 use crate::open::open_shared;
-use crate::quota_walks::{QuotaInfo, QuotaLimits};
+use crate::quota_walks::QuotaInfo;
+use crate::quotas::QuotaLimits;
 use crate::readers::Mark;
 use crate::rows::Totals;
 use crate::store::{BucketStore, wait};
@@ -203,24 +204,13 @@ fn open_read_only(
             None => None,
         };
         // Before the state that is to be read is looked for: from here on the holder removes nothing.
-        let mark = match &snapshot {
-            Some(snapshot) => Mark::set_of_snapshot(bucket.clone(), snapshot.number).await,
-            None => Mark::set(bucket.clone()).await,
-        };
-        let mark = match mark {
-            Ok(mark) => Some(mark),
-            Err(error) => {
-                let until = "what the holder replaces can be read for ten minutes from then";
-                tracing::warn!(%error, until, "the volume's holder does not learn that it is read here");
-                None
-            }
-        };
+        let mark = Mark::set_if_possible(bucket, snapshot.as_ref().map(|snapshot| snapshot.number)).await;
         let lasting = bucket.with_patience(Patience::UntilStopped);
         let opened = async {
             if let Some(snapshot) = &snapshot {
                 return Mounted::open_snapshot(lasting.clone(), snapshot, mount).await;
             }
-            let Some(last) = Mounted::last_manifest(bucket).await? else {
+            let Some(last) = newest_manifest(bucket).await? else {
                 let why = "the volume is new, and has no root yet: mount it once without `-o ro`";
                 return Err(Error::with(ErrorKind::NotFound, "open", why));
             };
@@ -280,12 +270,11 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
 async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions) -> Result<Arc<Mounted>> {
     let host = Arc::new(ThisHost::new()?);
     let lease = async { Ok(Lease::read(bucket).await) };
-    let (format, lease, mut last) =
-        tokio::try_join!(format::read(bucket), lease, Mounted::last_manifest(bucket))?;
+    let (format, lease, mut last) = tokio::try_join!(format::read(bucket), lease, newest_manifest(bucket))?;
     let codec = codec_of(&format, key)?;
     if !format.parents.is_empty() && last.is_none() && matches!(lease, Ok(None)) {
         cloning::begin(bucket, &format).await?;
-        last = Mounted::last_manifest(bucket).await?;
+        last = newest_manifest(bucket).await?;
     }
     let bucket = &with_parents(bucket, &format.parents).await?;
     let last = last.map(|last| last.behind(bucket.parents()));
@@ -384,7 +373,7 @@ pub fn collect_garbage(url: &str, key_file: Option<&std::path::Path>, is_tried: 
 
 /// The volume's bucket, for reading; a clone that was never mounted has nothing to be read yet.
 pub(crate) async fn of_family(bucket: &Bucket, format: &Format) -> Result<Bucket> {
-    if format.parents.is_empty() || Mounted::last_manifest(bucket).await?.is_none() {
+    if format.parents.is_empty() || newest_manifest(bucket).await?.is_none() {
         return Ok(bucket.clone());
     }
     with_parents(bucket, &format.parents).await
@@ -504,7 +493,7 @@ pub fn info(url: &str, key_file: Option<&std::path::Path>) -> Result<Info> {
     let runtime = crate::runtime::handle()?;
     let asked = async {
         let (format, lease, last) =
-            tokio::try_join!(format::read(&bucket), Lease::read(&bucket), Mounted::last_manifest(&bucket))?;
+            tokio::try_join!(format::read(&bucket), Lease::read(&bucket), newest_manifest(&bucket))?;
         let bucket = of_family(&bucket, &format).await?;
         let snapshots = list(&bucket).await?;
         let is_readable = key.is_some() || format.encryption.is_none();
@@ -552,7 +541,7 @@ pub fn open_unheld(objects: Arc<dyn object_store::ObjectStore>, root: &str) -> R
     let bucket = Bucket::new(objects, root.into());
     let options = MountOptions::plain(8, [0; 16]);
     let open = async {
-        let last = Mounted::last_manifest(&bucket).await?;
+        let last = newest_manifest(&bucket).await?;
         Mounted::open(bucket.clone(), last, options).await
     };
     let mounted = runtime.block_on(open)?;

@@ -1,5 +1,6 @@
 //! What an inode counts for quotas, and what is charged for it: see [`crate::quotas`].
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use store::Result;
@@ -7,14 +8,14 @@ use sync::mutant::is_on;
 
 use crate::engine::Batch;
 use crate::node::State;
-use crate::quotas::{INODE, PromisedInode, Quotas, VOLUME, bytes, less, sum};
+use crate::quotas::{INODE, PromisedInode, Quotas, VOLUME, bytes};
 use crate::rows::{self, InodeRow, Kind, Totals};
 use crate::tree::Tree;
 
 impl State {
     /// That of a new inode, which has no row yet.
     pub(crate) fn made(row: InodeRow, project: Option<u64>) -> Self {
-        Self { counted: 0, charge: 0, ..Self::new(row, project) }
+        Self { counted: 0, charge: 0, ..Self::new(row, project, Arc::default()) }
     }
 
     /// The project that it is in.
@@ -50,7 +51,7 @@ impl State {
     /// Nothing is promised to its users any more that is not there.
     pub(crate) fn take_back(&mut self, quotas: &Quotas) {
         if self.charge != self.counted && self.project.is_some() {
-            quotas.promise_all_the_same(self.project(), bytes(self.charge, self.counted));
+            quotas.promise_unchecked(self.project(), bytes(self.charge, self.counted));
         }
         self.charge = self.counted;
     }
@@ -62,13 +63,13 @@ impl State {
             match self.project {
                 Some(project) if size != self.counted => {
                     let change = bytes(self.counted, size);
-                    batch.uses(project, change, change);
+                    batch.add_usage(project, change, change);
                 }
                 Some(_) => {}
                 None => {
-                    batch.uses(VOLUME, sum(INODE, bytes(0, size)), Totals::default());
+                    batch.add_usage(VOLUME, INODE.plus(bytes(0, size)), Totals::default());
                     let charge = self.charge.max(self.counts(self.row.size)).max(self.accepted());
-                    quotas.promise_all_the_same(VOLUME, bytes(size, charge));
+                    quotas.promise_unchecked(VOLUME, bytes(size, charge));
                     (self.project, self.charge) = (Some(VOLUME), charge);
                 }
             }
@@ -80,7 +81,7 @@ impl State {
     /// Puts a new inode, which was promised, into a batch.
     pub(crate) fn put_new(&mut self, ino: u64, quotas: &Quotas, batch: &mut Batch) {
         if let Some(project) = self.project {
-            batch.uses(project, INODE, INODE);
+            batch.add_usage(project, INODE, INODE);
         }
         self.put(ino, quotas, batch);
     }
@@ -92,12 +93,12 @@ impl State {
         if from == project {
             return;
         }
-        let (counted, charged) = (sum(INODE, bytes(0, self.counted)), bytes(self.counted, self.charge));
+        let (counted, charged) = (INODE.plus(bytes(0, self.counted)), bytes(self.counted, self.charge));
         for (dir, is_more) in [(from, false), (project, true)] {
             if dir != VOLUME {
-                let signed = |what| if is_more { what } else { less(Totals::default(), what) };
-                batch.moves(dir, signed(counted), Totals::default());
-                quotas.promise_to_one(dir, signed(charged));
+                let signed = |what| if is_more { what } else { Totals::default().minus(what) };
+                batch.add_usage_of(dir, signed(counted), Totals::default());
+                quotas.promise_of_quota(dir, signed(charged));
             }
         }
         self.project = Some(project);
@@ -122,8 +123,8 @@ impl Tree {
     pub(crate) fn no_more_counted(&self, mut state: State, batch: &mut Batch) {
         state.take_back(&self.quotas);
         if let Some(project) = state.project.filter(|_| !is_on("quota-removed-counts")) {
-            let gone = less(Totals::default(), sum(INODE, bytes(0, state.counted)));
-            batch.uses(project, gone, Totals::default());
+            let gone = Totals::default().minus(INODE.plus(bytes(0, state.counted)));
+            batch.add_usage(project, gone, Totals::default());
         }
     }
 }

@@ -89,7 +89,7 @@ impl Tree {
     /// `Quota`, `NoSpace`: there is no room for it.
     pub(crate) async fn promise_size(self: &Arc<Self>, pin: &Pin, size: u64) -> Result<()> {
         // ORDERING: Relaxed. The lock in `are_on` orders it: where this finds that inodes do not count yet,
-        // whoever counts them later finds the size.
+        // the walk that counts them later finds the size.
         pin.accepted.fetch_max(size, Ordering::Relaxed);
         if !self.quotas.are_on() {
             return Ok(());
@@ -417,6 +417,3 @@ fn index(offset: u64) -> usize {
 fn len_of(part: &[u8]) -> u32 {
     u32::try_from(part.len()).unwrap_or(u32::MAX)
 }
-
-#[cfg(test)]
-mod tests;

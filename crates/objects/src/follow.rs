@@ -3,7 +3,7 @@
 //!
 //! What it shows is what a next holder would find if the log ended there: tables, and the log's
 //! objects behind them, in order, each whole. It goes by the log alone ([`crate::log`]): an object
-//! that is there with all before it is part of the volume for good, whoever wrote it, and behind a
+//! that is there with all before it is part of the volume for good, of whichever holder, and behind a
 //! fence the log goes on where the fence says. So a volume that changes its holder needs nothing.
 //!
 //! # What holders keep for it
@@ -72,7 +72,7 @@ impl Source {
                 Replay::new(self.bucket.clone(), self.codec.clone(), self.window, last.replay_after);
             let Read::Whole = log.read_to_end(u64::MAX).await? else { break };
             // No row of these tables is of an object that is not in the log by now.
-            let tables = self.tables.open(0).await?;
+            let tables = self.tables.open(position(&log)).await?;
             let (mut view, replay_after) = (View::new(Arc::clone(&tables)), tables.replay_after);
             while let Some(WalRows { rows, .. }) = log.try_next().await? {
                 view = view.with(&rows, log.epoch());

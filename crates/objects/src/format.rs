@@ -157,9 +157,11 @@ pub(crate) async fn raise(bucket: &Bucket, version: u32) -> Result<()> {
             return Ok(());
         }
         format.version = version;
-        // Where an answer was lost, the next look finds it.
         let json = PutPayload::from(format.to_json(bucket)?);
-        let _replaced = bucket.replace(NAME, json, &tag).await?;
+        if let Condition::Met(_) = bucket.replace(NAME, json, &tag).await? {
+            return Ok(());
+        }
+        // Where an answer was lost, the next look finds it.
     }
     Err(refused(ErrorKind::Busy, bucket, "the object `format` changes without end: try again"))
 }

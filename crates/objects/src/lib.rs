@@ -121,4 +121,5 @@ pub use change_key::{KeyChange, change_key};
 pub use disk_cache::DiskCacheOptions;
 pub use fsck::{Checked, Finding, FsckOptions, Progress, Repair, Unneeded, fsck};
 pub use quota_attribute::{QUOTA_ATTRIBUTE, QUOTAS_ATTRIBUTE, QuotaPage};
-pub use quota_walks::{QuotaInfo, QuotaLimits};
+pub use quota_walks::QuotaInfo;
+pub use quotas::{QUOTAS_MAX, QuotaLimits};

@@ -330,7 +330,7 @@ impl CommitLog {
         Ok(())
     }
 
-    /// Tells who waits for something in the open object that it comes, before the lock is released.
+    /// Wakes a caller that waits for something in the open object; it looks once the lock is released.
     fn open_gets_more(&self, state: &State) {
         if state.is_open_empty() {
             self.opened.notify_waiters();

@@ -24,8 +24,7 @@ use crate::lease::{Ended, Held};
 use crate::log::{CommitLog, Read, Replay};
 use crate::newest_manifest::{newest_manifest, older_metadata};
 use crate::pending::given_up;
-use crate::quota_walks::QuotaLimits;
-use crate::quotas::Quotas;
+use crate::quotas::{QuotaLimits, Quotas};
 use crate::readers::Mark;
 use crate::segments::Segments;
 use crate::tree::Tree;
@@ -250,8 +249,8 @@ impl Mounted {
         Arc::new(Self { tree, log, bucket, engine, held, journal, background, is_closed, follower, marking })
     }
 
-    /// Keeps the mark of a reader, if it has one, and removes it with [`close`](Self::close). From now
-    /// on one that follows does so.
+    /// Keeps the mark of a reader, if it has one, and removes it with [`close`](Self::close). A reader
+    /// with `follow` begins to follow the log here.
     pub(crate) fn keep(&self, mark: Option<Mark>) {
         let end = self.background.clone();
         let kept = match (self.follower.lock().take(), mark) {
@@ -295,14 +294,6 @@ impl Mounted {
     /// Whether nothing can be changed.
     pub(crate) const fn is_read_only(&self) -> bool {
         self.engine.is_none()
-    }
-
-    /// The newest manifest.
-    ///
-    /// # Errors
-    /// The bucket's; `Io`: there is none any more.
-    pub(crate) async fn last_manifest(bucket: &Bucket) -> Result<Option<LastManifest>> {
-        newest_manifest(bucket).await
     }
 
     /// The epoch of its holder.
@@ -396,7 +387,7 @@ async fn read_newest_log(
             Ok(replay) => return Ok((last, replay)),
             Err(error) => error,
         };
-        match Mounted::last_manifest(bucket).await? {
+        match newest_manifest(bucket).await? {
             Some(newer) if newer.epoch == last.epoch && newer.replay_after > last.replay_after => {
                 last = newer
             }
@@ -410,7 +401,7 @@ async fn read_log(bucket: &Bucket, last: LastManifest, options: &MountOptions) -
     let mut replay = Replay::new(bucket.clone(), options.codec.clone(), options.window, last.replay_after);
     if let Read::Newer { number } = replay.read_to_end(last.epoch.saturating_add(1)).await? {
         // Another host may just have opened it.
-        if Mounted::last_manifest(bucket).await? == Some(last) {
+        if newest_manifest(bucket).await? == Some(last) {
             let why = format!("the newest manifest is older than {}", crate::object_names::log_name(number));
             return Err(older_metadata(bucket, &why));
         }

@@ -87,7 +87,7 @@ pub(crate) struct State {
 
 impl State {
     /// That of an inode with this row.
-    pub(crate) fn new(row: InodeRow, project: Option<u64>) -> Self {
+    pub(crate) fn new(row: InodeRow, project: Option<u64>, accepted: Arc<AtomicU64>) -> Self {
         let (pieces, stored_size) = (Pieces::default(), row.size);
         let counted = if row.kind == Kind::Regular { row.size } else { 0 };
         Self {
@@ -100,7 +100,7 @@ impl State {
             project,
             counted,
             charge: counted,
-            accepted: Arc::default(),
+            accepted,
         }
     }
 
@@ -128,7 +128,7 @@ impl std::ops::Deref for Locked {
 }
 
 impl Locked {
-    /// Takes the state out, and keeps the lock: whoever has it next reads the row anew.
+    /// Takes the state out, and keeps the lock: the next to lock it reads the row anew.
     pub(crate) fn take(mut self) -> (State, OwnedMutexGuard<Option<State>>) {
         (self.0.take().expect("loaded before it was handed out"), self.0)
     }
@@ -233,7 +233,7 @@ impl Pin {
         let mut state = Arc::clone(&self.state).lock_owned().await;
         if state.is_none() || self.tree.engine.followed().is_some() {
             let (row, project) = self.tree.load(self.ino).await?;
-            *state = Some(State { accepted: Arc::clone(&self.accepted), ..State::new(row, project) });
+            *state = Some(State::new(row, project, Arc::clone(&self.accepted)));
         }
         Ok(Locked(state))
     }

@@ -22,8 +22,8 @@ static MEMORY: LazyLock<Mutex<HashMap<String, Arc<InMemory>>>> = LazyLock::new(M
 /// How many of them there may be.
 const MAX_MEMORY: usize = 4096;
 
-/// The bucket of `url`, whose requests are all sent on one runtime. No request is sent; files of credentials and certificates are read, so that
-/// the caller is not an async task.
+/// The bucket of `url`, whose requests are all sent on one runtime. No request is sent; files of
+/// credentials and certificates are read, so that the caller is not an async task.
 ///
 /// # Errors
 /// Settings that make no sense, with the name of each. Whether the bucket is there, the first

@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use store::{Error, ErrorKind, ObjectId, Result};
 
 use crate::mount::Mounted;
-use crate::quota_walks::{QuotaInfo, QuotaLimits};
+use crate::quota_walks::QuotaInfo;
+use crate::quotas::QuotaLimits;
 use crate::tree::{Tree, fail};
 
 /// The name of the attribute that is a directory's quota.

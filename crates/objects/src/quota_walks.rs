@@ -4,8 +4,10 @@
 //! # Why none is missed
 //! - **A tree that gets a quota, or loses it.** A directory is moved to the other project before its
 //!   names are read, and what is made in it from then on is in its project. Nothing is renamed or
-//!   linked from one project to another, so that what was not counted yet stays where the walk finds
-//!   it; a rename inside such a directory may be refused (EXDEV) meanwhile.
+//!   linked from one project to another: what was not counted yet can be renamed to directories
+//!   alone that the walk has not come to, and is found there, or has left the tree. So the walk moves
+//!   an inode only while the directory still has it by that name. A rename inside a directory that
+//!   was moved may be refused (EXDEV) meanwhile.
 //!   Removed files that are in use have no name to be found by: those of a quota that goes are found
 //!   by their own rows, after the walk, when no directory is in the project any more.
 //! - **All inodes, when the volume gets its first quota.** An inode counts when its row is written
@@ -15,16 +17,18 @@
 //! What was interrupted is done again at the next opening: what was counted is not counted twice, for
 //! an inode's row says it.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use store::{Error, ErrorKind, Name, ObjectId, Result};
 
 use crate::engine::Batch;
-use crate::node::{LockedNodes, Pin};
-use crate::quotas::{Limits, Progress, Quota, QuotaRow, VOLUME};
-use crate::rows::{self, EntryRow, Kind, to_bytes};
+use crate::node::{LockedNodes, Pin, State};
+use crate::quotas::{Progress, Quota, QuotaLimits, QuotaRow, VOLUME};
+use crate::rows::{self, EntryRow, to_bytes};
 use crate::tree::{Tree, fail};
 
 /// Rows that are read at a time.
@@ -35,7 +39,9 @@ const OP: &str = "quota";
 /// A quota, as people and programs see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaInfo {
-    /// Its directory, from the volume's root; `/` is the volume.
+    /// Its directory, from the volume's root; `/` is the volume. In JSON what is not UTF-8 of it is
+    /// replaced.
+    #[serde(serialize_with = "as_text")]
     pub path: PathBuf,
     /// The most bytes; none: any.
     pub bytes: Option<u64>,
@@ -49,19 +55,19 @@ pub struct QuotaInfo {
     pub is_counted: bool,
 }
 
-/// Limits that are to be set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct QuotaLimits {
-    /// The most bytes; none: any.
-    pub bytes: Option<u64>,
-    /// The most files, directories and links; none: any.
-    pub inodes: Option<u64>,
+fn as_text<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&path.to_string_lossy())
 }
 
 /// The number by which a directory's quota is known.
 fn number_of(dir: u64) -> u64 {
     if dir == ROOT { VOLUME } else { dir }
+}
+
+/// Whether a user has set it, and not deleted it since.
+fn is_shown(number: u64, quota: &Quota) -> bool {
+    (number != VOLUME || quota.row.limits != QuotaLimits::default())
+        && quota.row.progress != Progress::Leaving
 }
 
 fn no_quota() -> Error {
@@ -74,13 +80,14 @@ impl Tree {
     /// # Errors
     /// `NotDirectory`; `TooBig`: there are too many quotas; the engine's.
     pub(crate) async fn set_quota(self: &Arc<Self>, dir: u64, limits: QuotaLimits) -> Result<()> {
-        let limits = Limits { bytes: limits.bytes, inodes: limits.inodes };
         let _one_at_a_time = self.quotas.changes.lock().await;
         if !self.quotas.are_on() {
-            self.put_quota(VOLUME, Limits::default(), Progress::Counting).await?;
+            self.put_quota(VOLUME, QuotaLimits::default(), Progress::Counting).await?;
         }
         self.finish_counting().await?;
         let number = number_of(dir);
+        // What is left of one that is being deleted goes first.
+        self.finish_walk(number).await?;
         let progress = match self.quotas.get(number) {
             Some(quota) => quota.row.progress,
             None if self.quotas.has_room() => Progress::Counting,
@@ -105,7 +112,8 @@ impl Tree {
         self.engine.commit().await
     }
 
-    /// Takes a directory's quota away, or the volume's limits: what counted for it counts for that above.
+    /// Takes a directory's quota away, or the volume's limits: what counted for it counts for the
+    /// quota above.
     ///
     /// # Errors
     /// `NoAttribute`: it has none; the engine's.
@@ -114,13 +122,13 @@ impl Tree {
         let number = number_of(dir);
         let quota = self.quotas.get(number).ok_or_else(no_quota)?;
         if number == VOLUME {
-            if quota.row.limits == Limits::default() {
+            if quota.row.limits == QuotaLimits::default() {
                 return Err(no_quota());
             }
-            self.put_quota(VOLUME, Limits::default(), quota.row.progress).await?;
+            self.put_quota(VOLUME, QuotaLimits::default(), quota.row.progress).await?;
         } else {
             self.finish_counting().await?;
-            self.put_quota(number, Limits::default(), Progress::Leaving).await?;
+            self.put_quota(number, QuotaLimits::default(), Progress::Leaving).await?;
             self.finish_walk(number).await?;
         }
         self.engine.commit().await
@@ -147,11 +155,7 @@ impl Tree {
     /// `NoAttribute`: it has none.
     pub(crate) async fn quota(self: &Arc<Self>, dir: u64) -> Result<QuotaInfo> {
         let number = number_of(dir);
-        let quota = self.quotas.get(number).filter(|quota| {
-            (number != VOLUME || quota.row.limits != Limits::default())
-                && quota.row.progress != Progress::Leaving
-        });
-        let quota = quota.ok_or_else(no_quota)?;
+        let quota = self.quotas.get(number).filter(|quota| is_shown(number, quota)).ok_or_else(no_quota)?;
         Ok(self.quota_info(number, quota).await)
     }
 
@@ -167,8 +171,7 @@ impl Tree {
                 continue;
             }
             last = number;
-            let is_shown = number != VOLUME || quota.row.limits != Limits::default();
-            if is_shown && quota.row.progress != Progress::Leaving {
+            if is_shown(number, &quota) {
                 infos.push(self.quota_info(number, quota).await);
             }
         }
@@ -211,7 +214,7 @@ impl Tree {
         Ok(at)
     }
 
-    async fn put_quota(&self, number: u64, limits: Limits, progress: Progress) -> Result<()> {
+    async fn put_quota(&self, number: u64, limits: QuotaLimits, progress: Progress) -> Result<()> {
         let row = QuotaRow { limits, progress };
         let mut batch = Batch::default();
         batch.put(rows::quota_key(number), to_bytes(&row));
@@ -293,7 +296,7 @@ impl Tree {
 
     /// Moves the inodes of a tree to a project, but for trees in it that have their own.
     async fn walk(self: &Arc<Self>, top: u64, project: u64) -> Result<()> {
-        if !self.move_one(top, project, top).await? {
+        if !self.move_top(top, project).await? {
             return Ok(());
         }
         // Directories, and the key of the name with which each goes on.
@@ -307,9 +310,10 @@ impl Tree {
             if let Some((last, _)) = names.last().filter(|_| names.len() == BATCH) {
                 left.push((dir, [last, &[0][..]].concat()));
             }
-            for (_, row) in names {
+            for (key, row) in names {
                 let entry: EntryRow = rows::from_bytes(&row, "a directory entry")?;
-                if self.move_one(entry.ino, project, top).await? && entry.kind == Kind::Directory {
+                let name = OsStr::from_bytes(rows::rest_of(&key));
+                if self.move_child((dir, name), entry.ino, (project, top)).await? {
                     left.push((entry.ino, Vec::new()));
                 }
             }
@@ -360,24 +364,50 @@ impl Tree {
         }
     }
 
-    /// Moves an inode to a project; `false`: it is gone, or has a quota of its own.
-    async fn move_one(self: &Arc<Self>, ino: u64, project: u64, top: u64) -> Result<bool> {
-        let pin = self.pin(ino);
+    /// Moves the directory of a tree to a project; `false`: it is gone.
+    async fn move_top(self: &Arc<Self>, top: u64, project: u64) -> Result<bool> {
+        let pin = self.pin(top);
         let mut state = match pin.lock().await {
             Ok(state) if state.row.nlink > 0 => state,
             Ok(_) => return Ok(false),
             Err(error) if error.kind() == ErrorKind::Stale => return Ok(false),
             Err(error) => return Err(error),
         };
-        if ino != top && state.project == Some(ino) && self.quotas.get(ino).is_some() {
+        self.move_locked(&mut state, top, project).await?;
+        Ok(true)
+    }
+
+    /// Moves an inode that a directory of the tree `top` has by this name to a project, if it has
+    /// it still: both are locked, so that it is not renamed out of the tree in between. Says whether
+    /// it is a directory that goes with what is in it; one that says that it is elsewhere does not,
+    /// so that the walk comes to each once, whatever rows are damaged.
+    async fn move_child(
+        self: &Arc<Self>,
+        (dir, name): (u64, &OsStr),
+        ino: u64,
+        (project, top): (u64, u64),
+    ) -> Result<bool> {
+        let (above, pin) = (self.pin(dir), self.pin(ino));
+        let mut locked = match LockedNodes::lock(&[&above, &pin]).await {
+            Err(error) if error.kind() == ErrorKind::Stale => return Ok(false),
+            locked => locked?,
+        };
+        let state = locked.of(ino);
+        let has_own = state.project == Some(ino) && self.quotas.get(ino).is_some();
+        if ino == top || has_own || self.entry(dir, name).await?.is_none_or(|entry| entry.ino != ino) {
             return Ok(false);
         }
-        if state.project != Some(project) {
-            let mut batch = Batch::default();
-            state.move_to(project, (ino, &self.quotas), &mut batch);
-            self.write(batch).await?;
+        self.move_locked(state, ino, project).await?;
+        Ok(state.row.is_dir() && state.row.parent == dir)
+    }
+
+    async fn move_locked(&self, state: &mut State, ino: u64, project: u64) -> Result<()> {
+        if state.project == Some(project) {
+            return Ok(());
         }
-        Ok(true)
+        let mut batch = Batch::default();
+        state.move_to(project, (ino, &self.quotas), &mut batch);
+        self.write(batch).await
     }
 }
 
@@ -388,7 +418,7 @@ pub(crate) async fn counted(tree: &Tree) -> Result<std::collections::BTreeMap<u6
     for (_, row) in tree.engine.scan(rows::all_keys(b'I'), usize::MAX).await? {
         let (row, project) = rows::inode_from_bytes(&row)?;
         let Some(project) = project else { continue };
-        let size = if row.kind == Kind::Regular { row.size } else { 0 };
+        let size = if row.kind == crate::rows::Kind::Regular { row.size } else { 0 };
         for number in std::collections::BTreeSet::from([project, VOLUME]) {
             let sum = found.entry(number).or_default();
             sum.inodes += 1;

@@ -18,7 +18,7 @@
 //! | row | is |
 //! |---|---|
 //! | `Q` directory | [`QuotaRow`]; of directory 0, the volume's: there if any inode counts |
-//! | `U` directory | [`Totals`] of the project's inodes, merged; of directory 0, of all inodes that count |
+//! | `U` directory | [`Totals`] of the project's inodes, merged; of 0, of all inodes that count |
 //!
 //! An inode's row and the change of its usage are one batch. An inode counts from the first time on
 //! that its row is written after the volume got its first quota; all others are counted then, one by
@@ -29,6 +29,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use store::{Error, ErrorKind, Result};
@@ -40,14 +41,19 @@ use crate::rows::{self, Totals};
 
 /// The number that stands for the volume.
 pub(crate) const VOLUME: u64 = 0;
-/// Quotas of a volume.
-pub(crate) const QUOTAS_MAX: usize = 10_000;
+/// The most quotas of a volume.
+pub const QUOTAS_MAX: usize = 10_000;
+/// Rows of usage that are read at a time.
+const LOADED_TOGETHER: usize = 32;
 
 /// What may not be exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(crate) struct Limits {
-    pub(crate) bytes: Option<u64>,
-    pub(crate) inodes: Option<u64>,
+#[serde(deny_unknown_fields)]
+pub struct QuotaLimits {
+    /// The most bytes; none: any.
+    pub bytes: Option<u64>,
+    /// The most files, directories and links; none: any.
+    pub inodes: Option<u64>,
 }
 
 /// What has been done of a quota's beginning or end.
@@ -64,7 +70,7 @@ pub(crate) enum Progress {
 /// A quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct QuotaRow {
-    pub(crate) limits: Limits,
+    pub(crate) limits: QuotaLimits,
     pub(crate) progress: Progress,
 }
 
@@ -79,25 +85,17 @@ pub(crate) struct Quota {
 impl Quota {
     /// What rows say, and what was promised.
     pub(crate) fn charged(&self) -> Totals {
-        sum(self.used, self.promised)
+        self.used.plus(self.promised)
     }
 
     fn has_room_for(&self, more: Totals) -> bool {
-        let all = sum(self.charged(), more);
+        let all = self.charged().plus(more);
         let fits = |more: i64, all: i64, most: Option<u64>| {
             more <= 0 || most.is_none_or(|most| u64::try_from(all).unwrap_or(0) <= most)
         };
         fits(more.bytes, all.bytes, self.row.limits.bytes)
             && fits(more.inodes, all.inodes, self.row.limits.inodes)
     }
-}
-
-pub(crate) fn sum(one: Totals, other: Totals) -> Totals {
-    Totals { bytes: one.bytes.saturating_add(other.bytes), inodes: one.inodes.saturating_add(other.inodes) }
-}
-
-pub(crate) fn less(one: Totals, other: Totals) -> Totals {
-    Totals { bytes: one.bytes.saturating_sub(other.bytes), inodes: one.inodes.saturating_sub(other.inodes) }
 }
 
 /// So many bytes more or less.
@@ -120,15 +118,16 @@ pub(crate) struct Quotas {
 impl Quotas {
     /// Reads them.
     pub(crate) async fn load(engine: &dyn Engine) -> Result<Self> {
-        let mut quotas = HashMap::new();
-        for (key, row) in engine.scan(rows::all_keys(b'Q'), QUOTAS_MAX).await? {
+        let found = engine.scan(rows::all_keys(b'Q'), QUOTAS_MAX).await?;
+        let quotas = found.into_iter().map(|(key, row)| async move {
             let dir = rows::ino_of(&key)?;
             let used = engine.get(&rows::usage_key(dir)).await?;
             let used =
                 used.map_or(Ok(Totals::default()), |used| rows::from_bytes(&used, "a quota's usage"))?;
             let row = rows::from_bytes(&row, "a quota")?;
-            quotas.insert(dir, Quota { row, used, promised: Totals::default() });
-        }
+            Ok::<_, Error>((dir, Quota { row, used, promised: Totals::default() }))
+        });
+        let quotas = stream::iter(quotas).buffered(LOADED_TOGETHER).try_collect().await?;
         Ok(Self { by_dir: Mutex::new(quotas), changes: AsyncMutex::default() })
     }
 
@@ -162,7 +161,7 @@ impl Quotas {
         self.by_dir.lock().keys().any(|other| *other > number)
     }
 
-    /// Whether there is something left to count.
+    /// Whether all quotas are counted.
     pub(crate) fn are_counted(&self) -> bool {
         self.by_dir.lock().values().all(|quota| quota.row.progress == Progress::Counted)
     }
@@ -190,15 +189,15 @@ impl Quotas {
         Ok(())
     }
 
-    /// Takes what was promised back, or promises what is there already.
-    pub(crate) fn promise_all_the_same(&self, project: u64, more: Totals) {
+    /// Changes what is promised, whatever the limits say.
+    pub(crate) fn promise_unchecked(&self, project: u64, more: Totals) {
         add_promise(&mut self.by_dir.lock(), project, more);
     }
 
-    /// The same of one quota alone.
-    pub(crate) fn promise_to_one(&self, dir: u64, more: Totals) {
+    /// Changes what is promised of one quota alone.
+    pub(crate) fn promise_of_quota(&self, dir: u64, more: Totals) {
         if let Some(quota) = self.by_dir.lock().get_mut(&dir) {
-            quota.promised = sum(quota.promised, more);
+            quota.promised = quota.promised.plus(more);
         }
     }
 
@@ -210,36 +209,39 @@ impl Quotas {
         let mut quotas = self.by_dir.lock();
         for (dir, usage) in usage {
             if let Some(quota) = quotas.get_mut(dir) {
-                quota.used = sum(quota.used, usage.change);
-                quota.promised = less(quota.promised, usage.promised);
+                quota.used = quota.used.plus(usage.change);
+                quota.promised = quota.promised.minus(usage.promised);
             }
         }
     }
 }
 
+/// The quotas for which an inode of a project counts.
+pub(crate) fn counting(project: u64) -> impl Iterator<Item = u64> {
+    std::iter::once(VOLUME).chain(Some(project).filter(|project| *project != VOLUME))
+}
+
 fn add_promise(quotas: &mut HashMap<u64, Quota>, project: u64, more: Totals) {
-    let both = [Some(VOLUME), Some(project).filter(|project| *project != VOLUME)];
-    for dir in both.into_iter().flatten() {
+    for dir in counting(project) {
         if let Some(quota) = quotas.get_mut(&dir) {
-            quota.promised = sum(quota.promised, more);
+            quota.promised = quota.promised.plus(more);
         }
     }
 }
 
 impl Batch {
     /// The inodes of a project use so much more, or less.
-    pub(crate) fn uses(&mut self, project: u64, change: Totals, promised: Totals) {
-        let both = [Some(VOLUME), Some(project).filter(|project| *project != VOLUME)];
-        for dir in both.into_iter().flatten() {
-            self.moves(dir, change, promised);
+    pub(crate) fn add_usage(&mut self, project: u64, change: Totals, promised: Totals) {
+        for dir in counting(project) {
+            self.add_usage_of(dir, change, promised);
         }
     }
 
-    /// The same of one quota alone.
-    pub(crate) fn moves(&mut self, dir: u64, change: Totals, promised: Totals) {
+    /// One quota alone counts so much more, or less.
+    pub(crate) fn add_usage_of(&mut self, dir: u64, change: Totals, promised: Totals) {
         let usage = self.quota_usage.entry(dir).or_default();
-        usage.change = sum(usage.change, change);
-        usage.promised = sum(usage.promised, promised);
+        usage.change = usage.change.plus(change);
+        usage.promised = usage.promised.plus(promised);
     }
 }
 
@@ -265,7 +267,7 @@ impl<'a> PromisedInode<'a> {
 impl Drop for PromisedInode<'_> {
     fn drop(&mut self) {
         if let Some(project) = self.project {
-            self.quotas.promise_all_the_same(project, less(Totals::default(), INODE));
+            self.quotas.promise_unchecked(project, Totals::default().minus(INODE));
         }
     }
 }

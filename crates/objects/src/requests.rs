@@ -297,7 +297,7 @@ impl Requests {
 }
 
 impl Drop for Requests {
-    /// Says what was sent, also by a process that answers no call any more: that of an unmount.
+    /// Logs the requests in all: an unmount ends the process before they could be asked for.
     fn drop(&mut self) {
         let Stats { get, put, list, delete, .. } = self.counters.stats();
         let [get, put, list, delete] = [get, put, list, delete].map(|kind| kind.requests);

@@ -210,6 +210,20 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
+    pub(crate) const fn plus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            inodes: self.inodes.saturating_add(other.inodes),
+        }
+    }
+
+    pub(crate) const fn minus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_sub(other.bytes),
+            inodes: self.inodes.saturating_sub(other.inodes),
+        }
+    }
+
     /// Files, directories and links: the root has no name.
     pub(crate) fn files(self) -> u64 {
         self.inodes.saturating_sub(1).try_into().unwrap_or(0)

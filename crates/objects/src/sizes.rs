@@ -29,7 +29,7 @@ impl Tree {
         (state.row.mtime, state.row.ctime) = (now(), now());
         self.cut_behind(pin, &mut state, size).await?;
         state.charge_to(&self.quotas, size, "set size")?;
-        // ORDERING: Relaxed. Who counts the inode has it locked.
+        // ORDERING: Relaxed. A walk that counts the inode has it locked.
         state.accepted.store(size, Ordering::Relaxed);
         // An empty round gives the memory back of what was cut.
         self.settle(pin, &mut state, true);
@@ -108,6 +108,7 @@ mod tests {
     use crate::engine::BATCH_BYTES_MAX;
     use crate::extents::CHANGED_MAX;
     use crate::mount::{MountOptions, Mounted};
+    use crate::newest_manifest::newest_manifest;
 
     const ROOT: ObjectId = ObjectId::ROOT;
     const EXTENTS: u64 = 5 * CHANGED_MAX as u64 / 2;
@@ -115,7 +116,7 @@ mod tests {
     async fn open(objects: &Arc<InMemory>) -> Arc<Mounted> {
         let bucket = Bucket::new(Arc::clone(objects) as _, "v".into());
         let options = MountOptions::plain(4, rand_nonce());
-        let last = Mounted::last_manifest(&bucket).await.unwrap();
+        let last = newest_manifest(&bucket).await.unwrap();
         Mounted::open(bucket, last, options).await.unwrap()
     }
 

@@ -99,10 +99,10 @@ impl Store for BucketStore {
         self.mounted.is_read_only()
     }
 
-    fn promise_size(&self, id: ObjectId, size: u64) -> Result<()> {
+    fn promise_size(&self, id: ObjectId, size: u64) -> Result<u64> {
         let op = "write";
         let pin = self.changing(op)?.pin_used(id.0, op)?;
-        self.wait(self.tree.promise_size(&pin, size))
+        self.wait(self.tree.promise_size(&pin, size)).map(|()| size)
     }
 
     fn may_be_kept(&self) -> Option<Duration> {

@@ -157,9 +157,7 @@ impl Tree {
     }
 
     pub(crate) async fn write(&self, batch: Batch) -> Result<()> {
-        let (change, mut batch) = (batch.totals, batch);
-        let usage = std::mem::take(&mut batch.quota_usage);
-        batch.quota_usage.clone_from(&usage);
+        let (change, usage) = (batch.totals, batch.quota_usage.clone());
         self.engine.write(batch).await?;
         self.quotas.written(&usage);
         let mut totals = self.totals.lock();

@@ -7,7 +7,8 @@ use super::*;
 use crate::engine::with_parents;
 use crate::garbage::tests::{LARGE, assert_counted, collector, make as make_file, write};
 use crate::mount::{MountOptions, Mounted};
-use crate::quota_walks::QuotaLimits;
+use crate::newest_manifest::newest_manifest;
+use crate::quotas::QuotaLimits;
 
 pub(super) fn bucket(objects: &Arc<InMemory>, root: &str) -> Bucket {
     Bucket::new(Arc::clone(objects) as _, root.into())
@@ -16,11 +17,11 @@ pub(super) fn bucket(objects: &Arc<InMemory>, root: &str) -> Bucket {
 /// Opens a volume as the program does, but for its lease.
 pub(super) async fn open(bucket: &Bucket, nonce: u8) -> Arc<Mounted> {
     let format = format::read(bucket).await.unwrap();
-    if !format.parents.is_empty() && Mounted::last_manifest(bucket).await.unwrap().is_none() {
+    if !format.parents.is_empty() && newest_manifest(bucket).await.unwrap().is_none() {
         begin(bucket, &format).await.unwrap();
     }
     let bucket = with_parents(bucket, &format.parents).await.unwrap();
-    let last = Mounted::last_manifest(&bucket).await.unwrap();
+    let last = newest_manifest(&bucket).await.unwrap();
     Mounted::open(bucket, last, MountOptions::plain(4, [nonce; 16])).await.unwrap()
 }
 

@@ -148,11 +148,7 @@ impl View {
     }
 
     pub(crate) fn totals(&self) -> Totals {
-        let changes = self.totals.iter().map(|(_, change)| change);
-        changes.fold(self.tables.totals, |sum, change| Totals {
-            bytes: sum.bytes.saturating_add(change.bytes),
-            inodes: sum.inodes.saturating_add(change.inodes),
-        })
+        self.totals.iter().fold(self.tables.totals, |sum, (_, change)| sum.plus(*change))
     }
 
     async fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {

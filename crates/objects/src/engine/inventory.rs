@@ -83,18 +83,22 @@ async fn manifest_before(
     }
 }
 
-/// Those of `tables` that are not `listed`, nor where a parent of the volume has them.
+/// Those of `tables` that are not `listed`, nor where a parent of the volume has them: these are
+/// `listed` from then on, for most are of many snapshots.
 ///
 /// # Errors
 /// The bucket's.
 pub(crate) async fn missing_tables(
     bucket: &Bucket,
-    listed: &HashSet<String>,
+    listed: &mut HashSet<String>,
     tables: &[String],
 ) -> Result<Vec<String>> {
     let (store, root) = bucket.raw();
     let mut missing = Vec::new();
-    for table in tables.iter().filter(|table| !listed.contains(*table)) {
+    for table in tables {
+        if listed.contains(table) {
+            continue;
+        }
         let path = engine_path(&root).join("compacted").join(table.as_str());
         let is_there = match bucket.parents().table_at(&root, &path) {
             None => false,
@@ -105,7 +109,9 @@ pub(crate) async fn missing_tables(
                 Err(error) => return Err(Error::with(ErrorKind::Io, "check", error.to_string())),
             },
         };
-        if !is_there {
+        if is_there {
+            listed.insert(table.clone());
+        } else {
             missing.push(table.clone());
         }
     }

@@ -44,8 +44,9 @@ impl Layers {
 
     /// With newer rows over them.
     pub(super) fn with(&self, mut newest: Layer) -> Self {
-        let mut layers = self.layers.clone();
+        let (mut layers, mut bytes) = (self.layers.clone(), self.bytes);
         while let Some(below) = layers.pop_if(|below| below.len() <= 2 * newest.len()) {
+            bytes -= sum(&below);
             for (key, row) in below.iter() {
                 if !newest.contains_key(key) {
                     newest.insert(key.clone(), row.clone());
@@ -53,9 +54,9 @@ impl Layers {
             }
         }
         if !newest.is_empty() {
+            bytes += sum(&newest);
             layers.push(Arc::new(newest));
         }
-        let bytes = layers.iter().map(|layer| sum(layer)).sum();
         Self { layers, bytes }
     }
 

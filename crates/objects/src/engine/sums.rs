@@ -1,4 +1,5 @@
-//! How the engine adds changes of numbers: of the totals, of what is used of quotas, and of what is alive in each object.
+//! How the engine adds changes of numbers: of the totals, of what is used of quotas, and of what is
+//! alive in each object.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -29,10 +30,7 @@ impl MergeOperator for Sums {
     ) -> Result<Bytes, MergeOperatorError> {
         let sum = if key == TOTALS || key.first() == Some(&b'U') {
             let read = |bytes: &Bytes| rows::from_bytes(bytes, "the totals");
-            add(existing.as_ref(), &change, read, |before: Totals, change: Totals| Totals {
-                bytes: before.bytes.saturating_add(change.bytes),
-                inodes: before.inodes.saturating_add(change.inodes),
-            })
+            add(existing.as_ref(), &change, read, Totals::plus)
         } else {
             add(existing.as_ref(), &change, |bytes| Usage::from_bytes(bytes), Usage::plus)
         };

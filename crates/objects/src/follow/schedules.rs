@@ -11,6 +11,7 @@ use store::{ErrorKind, Name, ObjectId, SetXattr};
 use super::*;
 use crate::garbage::tests::{LARGE, bucket, collector, make, open, read, write};
 use crate::mount::{MountOptions, Mounted};
+use crate::newest_manifest::newest_manifest;
 use crate::node::Pin;
 
 const ROOT: ObjectId = ObjectId::ROOT;
@@ -21,7 +22,7 @@ fn name(name: &str) -> Name<'_> {
 
 /// A reader, and what follows for it.
 async fn reader(objects: &Arc<InMemory>) -> (Arc<Mounted>, Follower) {
-    let last = Mounted::last_manifest(&bucket(objects)).await.unwrap().unwrap();
+    let last = newest_manifest(&bucket(objects)).await.unwrap().unwrap();
     let options = MountOptions { follow: Some(Duration::from_millis(1)), ..MountOptions::plain(4, [9; 16]) };
     let mounted = Mounted::open_read_only(bucket(objects), last, options).await.unwrap();
     let follower = mounted.take_follower().expect("it follows");

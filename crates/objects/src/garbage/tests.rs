@@ -5,6 +5,7 @@ use store::{AllocateMode, Creator, FileType, Name, NewNode, ObjectId};
 
 use super::*;
 use crate::mount::{MountOptions, Mounted};
+use crate::newest_manifest::newest_manifest;
 use crate::node::Pin;
 use crate::readers::Mark;
 
@@ -15,7 +16,7 @@ pub(crate) fn bucket(objects: &Arc<InMemory>) -> Bucket {
 }
 
 pub(crate) async fn open(objects: &Arc<InMemory>, nonce: u8) -> Arc<Mounted> {
-    let last = Mounted::last_manifest(&bucket(objects)).await.unwrap();
+    let last = newest_manifest(&bucket(objects)).await.unwrap();
     Mounted::open(bucket(objects), last, MountOptions::plain(4, [nonce; 16])).await.unwrap()
 }
 
@@ -137,7 +138,7 @@ async fn a_reader_elsewhere_keeps_everything() {
     let pin = make(tree, "file").await;
     write(tree, &pin, 1, LARGE).await;
     let mark = Mark::set(bucket(&objects)).await.unwrap();
-    let last = Mounted::last_manifest(&bucket(&objects)).await.unwrap().unwrap();
+    let last = newest_manifest(&bucket(&objects)).await.unwrap().unwrap();
     let options = MountOptions::plain(4, [2; 16]);
     let reader = Mounted::open_read_only(bucket(&objects), last, options).await.unwrap();
     reader.keep(Some(mark));

@@ -3,6 +3,7 @@
 
 use std::io::IoSlice;
 
+use object_store::ObjectStore as _;
 use object_store::memory::InMemory;
 use object_store::throttle::{ThrottleConfig, ThrottledStore};
 
@@ -32,13 +33,10 @@ async fn an_idle_volume_sends_no_put_and_hardly_a_get() {
             write(mounted.tree(), &make(mounted.tree(), "file").await, 1, LARGE).await;
         }
         // What is garbage by then is found in three passes, and removed.
-        let begun = sent(&mounted);
         tokio::time::sleep(hour).await;
-        println!("life {life}: GET, PUT, LIST, DELETE of the first hour: {:?}", since(&mounted, begun));
         let before = sent(&mounted);
         tokio::time::sleep(hour).await;
         let [gets, puts, lists, deletes] = since(&mounted, before);
-        println!("life {life}: of an idle hour: {gets}, {puts}, {lists}, {deletes}");
         assert_eq!((puts, lists, deletes), (0, 0, 0), "life {life}");
         // Two for each look for a newer manifest, of which one more may fall into the hour.
         assert!(gets <= 2 * 13, "life {life}: {gets} GETs an hour");
@@ -51,7 +49,8 @@ async fn an_idle_volume_sends_no_put_and_hardly_a_get() {
 async fn bulk_data_goes_in_whole_extents_though_the_bucket_is_slow() {
     const WRITE: usize = 1 << 20;
     let slow = ThrottleConfig { wait_put_per_call: Duration::from_millis(500), ..ThrottleConfig::default() };
-    let store = ThrottledStore::new(InMemory::new(), slow);
+    let objects = Arc::new(InMemory::new());
+    let store = ThrottledStore::new(Arc::clone(&objects), slow);
     let bucket = Bucket::new(Arc::new(store), "volume".into());
     let mounted = Mounted::open(bucket, None, MountOptions::plain(4, [1; 16])).await.unwrap();
     let (tree, extents) = (mounted.tree(), 32);
@@ -65,5 +64,7 @@ async fn bulk_data_goes_in_whole_extents_though_the_bucket_is_slow() {
     let [_, puts, ..] = since(&mounted, before);
     // Beside the segments, objects of the log with their rows: of the sync, and each 5 s.
     assert!((extents as u64..=extents as u64 + 8).contains(&puts), "{puts} PUTs for {extents} extents");
+    let listed = objects.list_with_delimiter(Some(&"volume/seg".into())).await.unwrap();
+    assert_eq!(listed.common_prefixes.len(), extents, "each in a directory of its own");
     mounted.close().await;
 }

@@ -353,3 +353,48 @@ fn quotas_that_do_not_hold_are_caught() {
     let test = "quota_walks::schedules::usage_is_what_is_there_whatever_happens";
     assert_caught(test, &["quota-removed-counts"], "is not what is there");
 }
+
+/// Two directories that name each other: a walk comes to each once.
+#[tokio::test]
+async fn a_walk_ends_though_rows_are_damaged() {
+    let mounted = open(&Arc::new(InMemory::new()), 1).await;
+    let tree = mounted.tree();
+    let root = tree.pin(ROOT);
+    let project = make(tree, &root, "project", NewNode::Directory).await.unwrap();
+    let outer = make(tree, &project, "outer", NewNode::Directory).await.unwrap();
+    let inner = make(tree, &outer, "inner", NewNode::Directory).await.unwrap();
+    make(tree, &inner, "file", FILE).await.unwrap();
+    let mut batch = Batch::default();
+    for (again, ino) in [("again", outer.ino), ("top", project.ino)] {
+        let entry = EntryRow { ino, kind: crate::rows::Kind::Directory };
+        batch.put(rows::entry_key(inner.ino, again.as_ref()), to_bytes(&entry));
+    }
+    tree.engine.write(batch).await.unwrap();
+    let set = tree.set_quota(project.ino, limits(None, Some(9)));
+    tokio::time::timeout(std::time::Duration::from_secs(60), set).await.expect("the walk ends").unwrap();
+    assert_eq!(used(tree, "/project").await, (0, 4));
+    mounted.close().await;
+}
+
+/// A new limit of a quota whose deletion was interrupted is there afterwards.
+#[tokio::test]
+async fn a_quota_is_set_anew_where_its_deletion_was_interrupted() {
+    let mounted = open(&Arc::new(InMemory::new()), 1).await;
+    let tree = mounted.tree();
+    let root = tree.pin(ROOT);
+    let project = make(tree, &root, "project", NewNode::Directory).await.unwrap();
+    make(tree, &project, "file", FILE).await.unwrap();
+    tree.set_quota(project.ino, limits(None, Some(9))).await.unwrap();
+    tree.put_quota(project.ino, QuotaLimits::default(), Progress::Leaving).await.unwrap();
+    tree.set_quota(project.ino, limits(None, Some(5))).await.unwrap();
+    assert_eq!(used(tree, "/project").await, (0, 2));
+    assert_eq!(tree.quota(project.ino).await.unwrap().inodes, Some(5));
+    mounted.close().await;
+}
+
+#[test]
+fn a_path_that_is_no_text_is_shown_all_the_same() {
+    let path = PathBuf::from(OsStr::from_bytes(b"/a\xff"));
+    let info = QuotaInfo { path, bytes: None, inodes: None, used_bytes: 0, used_inodes: 1, is_counted: true };
+    assert!(serde_json::to_string(&info).unwrap().contains("/a\u{fffd}"));
+}

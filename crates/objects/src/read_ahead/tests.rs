@@ -8,6 +8,7 @@ use super::*;
 use crate::blocks::Blocks;
 use crate::bucket::Bucket;
 use crate::mount::{MountOptions, Mounted};
+use crate::newest_manifest::newest_manifest;
 
 const MIB: u64 = 1 << 20;
 const FILE: u64 = 64 * MIB;
@@ -76,7 +77,7 @@ async fn without_memory_nothing_is_read_ahead_and_after_a_pause_it_begins_again(
 }
 
 async fn open(bucket: &Bucket, nonce: u8) -> Arc<Mounted> {
-    let last = Mounted::last_manifest(bucket).await.unwrap();
+    let last = newest_manifest(bucket).await.unwrap();
     Mounted::open(bucket.clone(), last, MountOptions::plain(4, [nonce; 16])).await.unwrap()
 }
 

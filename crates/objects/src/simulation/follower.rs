@@ -1,4 +1,4 @@
-//! A reader elsewhere that follows the holders of the volume, whoever they are.
+//! A reader elsewhere that follows the volume from holder to holder.
 //!
 //! It is slow, fails, loses its mark and what it shows, as hosts do: then it shows nothing. What it
 //! shows is written down, and compared with what the holders did when these have ended.
@@ -16,6 +16,7 @@ use super::model::{Floor, Seen};
 use crate::bucket::Bucket;
 use crate::garbage::Timing;
 use crate::mount::{MountOptions, Mounted};
+use crate::newest_manifest::newest_manifest;
 use crate::readers::Mark;
 
 /// How often it looks at the log.
@@ -99,7 +100,7 @@ async fn live(bucket: Bucket, window: u64, mut random: Random, shown: Shown) {
 
 async fn follow(bucket: &Bucket, window: u64, random: &mut Random, shown: &Shown) -> Result<()> {
     let mark = Mark::set(bucket.clone()).await?;
-    let Some(last) = Mounted::last_manifest(bucket).await? else { return mark_removed(mark).await };
+    let Some(last) = newest_manifest(bucket).await? else { return mark_removed(mark).await };
     let garbage = Timing { every: Duration::from_secs(1), passes: 1, left_alone: 0 };
     let options = MountOptions { follow: Some(EVERY), garbage, ..MountOptions::plain(window, [0; 16]) };
     let mounted = match Mounted::open_read_only(bucket.clone(), last, options).await {

@@ -26,6 +26,7 @@ use crate::journal::disk::Disk;
 use crate::journal::memory_disk::MemoryDisk;
 use crate::journal::setup::MountJournal;
 use crate::mount::{MountOptions, Mounted};
+use crate::newest_manifest::newest_manifest;
 use crate::tree::Tree;
 
 pub(super) const ROOT: ObjectId = ObjectId::ROOT;
@@ -183,7 +184,7 @@ impl Volume {
         });
         let options =
             MountOptions { garbage, journal, ..MountOptions::plain(self.window, [taker.number; 16]) };
-        let last = Mounted::last_manifest(&bucket).await;
+        let last = newest_manifest(&bucket).await;
         let last = last.unwrap_or_else(|error| panic!("the newest manifest cannot be read: {error}"));
         let epoch = last.map_or(0, |last| last.epoch) + 1;
         taker.progress.lock().epoch = epoch;

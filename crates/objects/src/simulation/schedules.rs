@@ -47,7 +47,7 @@ fn a_snapshot_beside_a_journal_shows_what_was_there_when_it_was_made() {
 }
 
 /// A reader that follows shows states that there were, each whole, none older than the one before,
-/// and in the end the last: whoever holds the volume.
+/// and in the end the last, also from holder to holder.
 #[test]
 fn a_follower_shows_states_in_their_order() {
     run(seeds(50), With { follower: true, ..With::default() });

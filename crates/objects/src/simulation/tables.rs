@@ -7,12 +7,13 @@ use super::faults::{FaultyObjects, World};
 use super::host::{CREATOR, FILE, ROOT, name, observe};
 use crate::bucket::{Bucket, Patience};
 use crate::mount::{MountOptions, Mounted};
+use crate::newest_manifest::newest_manifest;
 
 pub(super) async fn open(world: &Arc<World>, nonce: u8) -> Arc<Mounted> {
     let bucket = Bucket::new(Arc::new(FaultyObjects::new(world, Arc::default())), "v".into());
     let bucket = bucket.seeded(nonce.into()).with_patience(Patience::UntilStopped);
     let options = MountOptions::plain(4, [nonce; 16]);
-    let last = Mounted::last_manifest(&bucket).await.expect("it can be read");
+    let last = newest_manifest(&bucket).await.expect("it can be read");
     Mounted::open(bucket, last, options).await.expect("nobody else holds it")
 }
 

@@ -12,6 +12,7 @@ use crate::journal::disk::Disk;
 use crate::journal::memory_disk::MemoryDisk;
 use crate::journal::setup::MountJournal;
 use crate::mount::{MountOptions, Mounted};
+use crate::newest_manifest::newest_manifest;
 use crate::node::Pin;
 use crate::simulation::faults::{FaultyObjects, World};
 use crate::simulation::host::{CREATOR, FILE, JOURNAL, ROOT, name, observe};
@@ -41,7 +42,7 @@ impl Place {
         let disk = Arc::clone(&self.disk) as Arc<dyn Disk>;
         let journal = Some(Arc::new(MountJournal::new(disk, JOURNAL, self.journal_bytes, true)));
         let options = MountOptions { journal, ..MountOptions::plain(8, [nonce; 16]) };
-        let last = Mounted::last_manifest(&bucket).await?;
+        let last = newest_manifest(&bucket).await?;
         Mounted::open(bucket, last, options).await
     }
 
