@@ -12,44 +12,24 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 
 use super::attempts::{self, Attempt};
 use super::facts::{self, Answer, Measured};
 use super::{Host, Hosts};
+use crate::page_blocks;
 
 /// The name of the file in docs/results, without `.json`.
 pub(crate) const NAME: &str = "host";
 
-const BEGIN: &str = "<!-- lab host: ";
-const BEGIN_END: &str = " -->";
-const END: &str = "<!-- end of report -->";
 const COLUMNS: usize = 100;
 
 /// The page with its blocks made of `hosts`; a page without such blocks is as it was.
 pub(crate) fn fill(page: &str, hosts: Option<&Hosts>) -> anyhow::Result<String> {
-    let mut filled = String::with_capacity(page.len());
-    let mut inside = None;
-    for (number, line) in (1..).zip(page.split_inclusive('\n')) {
-        let text = line.trim_end();
-        if let Some(words) = text.strip_prefix(BEGIN) {
-            let name = words.strip_suffix(BEGIN_END).with_context(|| format!("line {number} has no end"))?;
-            ensure!(inside.is_none(), "line {number}: a block begins inside of another one");
-            let hosts = hosts.with_context(|| format!("line {number}: there is no results/{NAME}.json"))?;
-            let block = block(name, hosts).with_context(|| format!("line {number}"))?;
-            let _ = write!(filled, "{line}\n{block}\n");
-            inside = Some(number);
-        } else if inside.is_some() && text == END {
-            inside = None;
-        }
-        if inside.is_none() {
-            filled.push_str(line);
-        }
-    }
-    match inside {
-        Some(number) => anyhow::bail!("line {number}: the block has no end: `{END}`"),
-        None => Ok(filled),
-    }
+    page_blocks::fill(page, "host", |name| {
+        let hosts = hosts.with_context(|| format!("there is no results/{NAME}.json"))?;
+        block(name, hosts)
+    })
 }
 
 fn block(name: &str, hosts: &Hosts) -> anyhow::Result<String> {

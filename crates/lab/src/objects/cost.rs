@@ -20,6 +20,7 @@ use super::requests::Requests;
 use super::subject::{Mounted, Subject};
 use crate::experiment::{Experiment, Settings};
 use crate::progress::Progress;
+use crate::random::Random;
 use crate::report::{Metric, Recorder};
 use model::Operation;
 
@@ -89,7 +90,7 @@ fn record(recorder: &mut Recorder, operation: Operation, sent: Requests, took: D
     }
 }
 
-/// Who takes the requests of an operation, and its time, which some formulas need.
+/// Takes the requests of an operation, and its time, which some formulas need.
 type Counted<'a> = &'a mut dyn FnMut(Operation, Requests, Duration);
 
 /// Counts what a mounted volume sends meanwhile.
@@ -217,15 +218,9 @@ fn read(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bytes that no program makes smaller (xorshift).
+/// Bytes that no program makes smaller.
 fn noise(len: usize, seed: u64) -> Vec<u8> {
-    let mut random = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut bytes = vec![0; len];
-    for word in bytes.chunks_exact_mut(8) {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        word.copy_from_slice(&random.to_le_bytes());
-    }
+    Random::new(seed).fill(&mut bytes);
     bytes
 }

@@ -53,11 +53,20 @@ pub(super) fn fsyncs(
 /// The file's.
 pub(super) fn synced_blocks(file: &File) -> anyhow::Result<Histogram> {
     let mut took = Histogram::default();
-    for n in 0..SYNCS {
-        let begun = Instant::now();
-        file.write_all_at(&[(n % 251) as u8; 4096], u64::from(n) * 4096)?;
-        file.sync_data()?;
-        took.add(begun.elapsed());
+    for number in 0..SYNCS {
+        synced_block(file, number.into(), &mut took)?;
     }
     Ok(took)
+}
+
+/// Writes the block with this number and syncs it; adds how long that took.
+///
+/// # Errors
+/// The file's.
+pub(super) fn synced_block(file: &File, number: u64, took: &mut Histogram) -> std::io::Result<()> {
+    let begun = Instant::now();
+    file.write_all_at(&[(number % 251) as u8; 4096], number * 4096)?;
+    file.sync_data()?;
+    took.add(begun.elapsed());
+    Ok(())
 }

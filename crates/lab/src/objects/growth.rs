@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use super::bucket::Server;
 use super::subject::Subject;
 use crate::progress::Progress;
+use crate::random::Random;
 use crate::report::{Metric, Recorder};
 
 /// Volumes of so many files, a thousand in each directory.
@@ -137,16 +138,11 @@ pub(super) fn overwrite(
 ) -> anyhow::Result<()> {
     let mounted = subject.mount()?;
     let file = File::create(mounted.path().join("file"))?;
-    let (mut random, mut block) = (1_u64, vec![0; BLOCK]);
+    let (mut random, mut block) = (Random::new(1), vec![0; BLOCK]);
     for number in 0..BLOCKS * TIMES {
-        // Nothing that a program could make smaller (xorshift).
-        for word in block.chunks_exact_mut(8) {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            word.copy_from_slice(&random.to_le_bytes());
-        }
-        let at = if number < BLOCKS { number } else { random % BLOCKS };
+        // Nothing that a program could make smaller.
+        random.fill(&mut block);
+        let at = if number < BLOCKS { number } else { random.next() % BLOCKS };
         file.write_all_at(&block, at * BLOCK as u64)?;
         if number % SYNCED == 0 {
             file.sync_all()?;

@@ -16,13 +16,14 @@ use anyhow::{Context as _, ensure};
 use testing::cgroup::Cgroup;
 
 use super::bucket::Server;
-use super::fsyncs::{TOOK_US, fsyncs, synced_blocks};
+use super::fsyncs::{TOOK_US, fsyncs, synced_block, synced_blocks};
 use super::growth::{PUTS, REQUESTS};
 use super::requests::Requests;
 use super::subject::{Mounted, Subject};
 use super::variants::{is_mounted, mount_of};
 use crate::experiment::Settings;
 use crate::progress::Progress;
+use crate::random::Random;
 use crate::report::{Metric, Recorder};
 use crate::stats::Histogram;
 
@@ -134,7 +135,7 @@ fn beside(scenario: &str, subject: &Subject, scratch: &Path, recorder: &mut Reco
     recorder.operations_us(scenario, "default", ALONE_US, &synced_blocks(&file)?);
     let source = scratch.join("1M");
     let mut data = vec![0; CALL];
-    fill(&mut data, 7);
+    Random::new(7).fill(&mut data);
     fs::write(&source, &data)?;
     let mut command = neighbour.command("sh");
     command.args(["-c", "for _ in $(seq 1024); do cat \"$1\"; done >\"$2\"", "sh"]);
@@ -143,10 +144,7 @@ fn beside(scenario: &str, subject: &Subject, scratch: &Path, recorder: &mut Reco
     let mut took = Histogram::default();
     let mut number = 0_u64;
     while writer.try_wait()?.is_none() {
-        let begun = Instant::now();
-        file.write_all_at(&[1; 4096], number * 4096)?;
-        file.sync_data()?;
-        took.add(begun.elapsed());
+        synced_block(&file, number, &mut took)?;
         number += 1;
     }
     ensure!(number > 0, "the neighbour had ended before an fsync");
@@ -174,10 +172,7 @@ fn many(scenario: &str, subject: &Subject, recorder: &mut Recorder) -> anyhow::R
                 ready.wait();
                 let (mut took, since, mut number) = (Histogram::default(), Instant::now(), 0);
                 while since.elapsed() < SYNCING {
-                    let begun = Instant::now();
-                    file.write_all_at(&[2; 4096], number * 4096)?;
-                    file.sync_data()?;
-                    took.add(begun.elapsed());
+                    synced_block(file, number, &mut took)?;
                     number += 1;
                 }
                 Ok(took)
@@ -209,7 +204,7 @@ fn sequential(
     recorder: &mut Recorder,
 ) -> anyhow::Result<()> {
     let mut data = vec![0; LARGE];
-    fill(&mut data, 1);
+    Random::new(1).fill(&mut data);
     let rate = |took: Duration| LARGE as f64 / 1e6 / took.as_secs_f64();
     let mounted = subject.mount()?;
     let begun = Instant::now();
@@ -333,7 +328,7 @@ fn plant(tree: &Path) -> anyhow::Result<()> {
     for number in 0..300_usize {
         let directory = tree.join(format!("d{:02}", number % 20));
         fs::create_dir_all(&directory)?;
-        fill(&mut data, number as u64 + 1);
+        Random::new(number as u64).fill(&mut data);
         fs::write(directory.join(format!("file-{number}")), &data[..100 + number * 50])?;
     }
     Ok(())
@@ -344,17 +339,6 @@ fn run(command: &mut Command) -> anyhow::Result<()> {
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{:?}: {}", command.get_program(), said.trim());
     Ok(())
-}
-
-/// Bytes that no program makes smaller (xorshift).
-fn fill(data: &mut [u8], seed: u64) {
-    let mut random = seed.max(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    for word in data.chunks_exact_mut(8) {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        word.copy_from_slice(&random.to_le_bytes());
-    }
 }
 
 #[cfg(test)]

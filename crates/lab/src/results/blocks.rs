@@ -12,13 +12,12 @@
 //! that the experiment shows and its ratio to the default. `plotted` names the metrics and `panels`
 //! the scenarios that the plot has; without them it has all of the file.
 
+use crate::page_blocks::BEGIN_END;
+pub(super) use crate::page_blocks::END;
 use crate::report::{Choice, Figure};
 use anyhow::{Context as _, bail, ensure};
 
 const BEGIN: &str = "<!-- lab report: ";
-const BEGIN_END: &str = " -->";
-/// The line that ends a block.
-pub(super) const END: &str = "<!-- end of report -->";
 
 /// The parts of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@
 //! The rate is the sum of the threads' rates, each over its own measured time.
 
 use super::sizes::Sizes;
+use crate::random::Random;
 use crate::stats::Histogram;
 use anyhow::Context as _;
 use rustix::fs::{
@@ -14,7 +15,6 @@ use rustix::io::{pread, pwrite};
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
-use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Barrier;
@@ -113,31 +113,10 @@ fn one(client: &mut impl Client, timing: Timing) -> io::Result<(Histogram, Durat
     Ok((latency, busy, warm_up))
 }
 
-/// A fast generator of numbers that look random (xorshift64), the same for every target.
-#[derive(Debug)]
-struct Random(NonZeroU64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Self(NonZeroU64::MIN.saturating_add(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15)))
-    }
-
-    fn next(&mut self) -> u64 {
-        let mut x = self.0.get();
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        self.0 = NonZeroU64::new(x).unwrap_or(NonZeroU64::MIN);
-        x
-    }
-}
-
 /// Bytes that do not compress and are not zero.
 pub(crate) fn filler(len: usize) -> Vec<u8> {
-    let mut random = Random::new(len as u64);
-    let mut bytes: Vec<u8> =
-        std::iter::repeat_with(|| random.next().to_le_bytes()).take(len / 8 + 1).flatten().collect();
-    bytes.truncate(len);
+    let mut bytes = vec![0; len];
+    Random::new(len as u64).fill(&mut bytes);
     bytes
 }
 

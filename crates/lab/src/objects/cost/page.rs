@@ -12,15 +12,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 
 use super::model::{self, Operation, PRICES};
 use super::{DELETES, EXPERIMENT, GETS, LISTS, PUTS};
+use crate::page_blocks;
 use crate::report::{Document, Metric, Row, figure};
 
-const BEGIN: &str = "<!-- lab cost: ";
-const BEGIN_END: &str = " -->";
-const END: &str = "<!-- end of report -->";
 /// The results of growth and of idle volumes.
 const OBJECTS: &str = "objects";
 /// Files of the volume that is too large to be measured here.
@@ -34,27 +32,7 @@ type Documents = BTreeMap<String, Document>;
 
 /// The page with its blocks made of `documents`; a page without such blocks is as it was.
 pub(crate) fn fill(page: &str, documents: &Documents) -> anyhow::Result<String> {
-    let mut filled = String::with_capacity(page.len());
-    let mut inside = None;
-    for (number, line) in (1..).zip(page.split_inclusive('\n')) {
-        let text = line.trim_end();
-        if let Some(words) = text.strip_prefix(BEGIN) {
-            let name = words.strip_suffix(BEGIN_END).with_context(|| format!("line {number} has no end"))?;
-            ensure!(inside.is_none(), "line {number}: a block begins inside of another one");
-            let block = block(name, documents).with_context(|| format!("line {number}"))?;
-            let _ = write!(filled, "{line}\n{block}\n");
-            inside = Some(number);
-        } else if text == END {
-            inside = None;
-        }
-        if inside.is_none() {
-            filled.push_str(line);
-        }
-    }
-    match inside {
-        Some(number) => bail!("line {number}: the block has no end: `{END}`"),
-        None => Ok(filled),
-    }
+    page_blocks::fill(page, "cost", |name| block(name, documents))
 }
 
 fn block(name: &str, documents: &Documents) -> anyhow::Result<String> {
