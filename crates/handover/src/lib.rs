@@ -65,8 +65,11 @@ impl Kept {
 /// A memory file with this content, which cannot be changed any more.
 ///
 /// # Errors
-/// When the kernel gives none, or not the memory.
+/// When the kernel gives none, or not the memory; and when it is larger than [`Incoming`] reads.
 pub fn seal(name: &str, content: &[u8]) -> io::Result<OwnedFd> {
+    if content.len() as u64 > STATE_BYTES_MAX {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = std::fs::File::from(rustix::fs::memfd_create(name, flags)?);
     file.write_all(content)?;

@@ -65,7 +65,7 @@ impl<A: Around> Store for AroundStore<A> {
     fn is_read_only(&self) -> bool {
         self.inner.is_read_only()
     }
-    fn promise_size(&self, id: ObjectId, size: u64) -> Result<()> {
+    fn promise_size(&self, id: ObjectId, size: u64) -> Result<u64> {
         self.inner.promise_size(id, size)
     }
     fn may_be_kept(&self) -> Option<Duration> {

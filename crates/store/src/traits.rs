@@ -40,11 +40,11 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     }
 
     /// Promises that a regular file may have this size: its user is about to take data for it, which
-    /// it writes later. Refused where a limit has no room for that; asked before any write that lets a
-    /// file grow.
-    fn promise_size(&self, id: ObjectId, size: u64) -> Result<()> {
+    /// it writes later. Refused where a limit has no room for that; asked before a write that lets a
+    /// file grow beyond the size that is returned, which was promised: any, where there are no limits.
+    fn promise_size(&self, id: ObjectId, size: u64) -> Result<u64> {
         let _ = (id, size);
-        Ok(())
+        Ok(u64::MAX)
     }
 
     /// How long names, attributes and listings that the store returned may be remembered: it shows

@@ -373,7 +373,9 @@ impl Inode {
             let permit = state.remove_pages(gone.len());
             state.changes += 1;
             state.sizes_set += 1;
-            state.promised = size;
+            if state.promised < u64::MAX {
+                state.promised = size;
+            }
             if let Some(overlay) = &mut state.overlay {
                 overlay.size = size;
                 overlay.store_size = size;

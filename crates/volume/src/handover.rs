@@ -2,8 +2,8 @@
 //!
 //! The front end has no request under way, and sends none until the next program serves. Everything
 //! is written and durable ([`Volume::prepare_handover`]), so that the cache is empty and no list of
-//! the write-back has to be handed over. What is left is who knows what: the nodes with their
-//! look-ups, the open files and directories under their numbers, the errors that not every opening
+//! the write-back has to be handed over. What is left is what the kernel and callers refer to: the nodes with
+//! their look-ups, the open files and directories under their numbers, the errors that not every opening
 //! has reported yet, the limits.
 //!
 //! Not handed over: the cgroups of threads, what limits were owed, figures, events. Debts of limits

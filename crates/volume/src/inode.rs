@@ -68,7 +68,7 @@ pub(crate) struct State {
     /// Counts the events that make a read of the store stale: written runs, truncations, the
     /// overlay's end.
     pub(crate) changes: u64,
-    /// The size that the store has promised to take; 0: it was not asked.
+    /// The size that the store has promised to take; 0: it was not asked; `u64::MAX`: any.
     pub(crate) promised: u64,
     /// How often the size was set, which ends a promise.
     pub(crate) sizes_set: u64,

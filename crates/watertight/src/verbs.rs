@@ -3,8 +3,9 @@
 //! | module | verb |
 //! |---|---|
 //! | `umount`, `one_of_several`, `ended` | `umount`; of one of several mounts; how a volume ended |
-//! | `format`, `info`, `change_key`, `gc`, `fsck`, `snapshot`, `clone_volume` | those of their names: volumes on object storage, mounted or not |
+//! | `format`, `info`, `change_key`, `gc`, `fsck`, `snapshot`, `clone_volume`, `quota` | those of their names: volumes on object storage, mounted or not |
 //! | `attach`, `clone` | `attach`, `detach`, `move`; `clone` |
+//! | `upgrade` | `upgrade`, and the arguments of a program that takes a mount over |
 //! | `sync`, `status`, `events`, `wait`, `limit`, `top`, `warm`, `demo`, `bench`, `man_pages` | those of their names |
 //! | `mount_helpers` | `install-helpers`, and the helpers that mount(8) and umount(8) call |
 

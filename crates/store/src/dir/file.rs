@@ -28,13 +28,11 @@ pub(crate) struct DirFile {
 impl DirFile {
     /// Takes `fd`, open for reading and writing, as the data of the new object `node`.
     pub(crate) fn of_new(store: &Arc<Inner>, node: &Arc<DirNode>, fd: Arc<OwnedFd>) -> Arc<Self> {
-        let file = Self::make(store, node, fd, true, true);
-        *node.data.lock() = Arc::downgrade(&file);
-        file
+        Self::shared(store, node, fd, true, true)
     }
 
-    /// The data of an object of the program before this one.
-    pub(crate) fn resumed(
+    /// Takes `fd` as the data of `node` that all its openings share.
+    pub(crate) fn shared(
         store: &Arc<Inner>,
         node: &Arc<DirNode>,
         fd: Arc<OwnedFd>,

@@ -105,7 +105,7 @@ impl DirStore {
                 inner.table.queue(&node);
             }
             if let Some(DataState(fd, can_read, can_write)) = data {
-                files.push(DirFile::resumed(&inner, &node, take_of_object(*fd)?, *can_read, *can_write));
+                files.push(DirFile::shared(&inner, &node, take_of_object(*fd)?, *can_read, *can_write));
             }
         }
         Ok((Arc::new(Self { inner }), files))

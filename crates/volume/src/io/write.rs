@@ -123,12 +123,12 @@ impl Inode {
             // Before the data is taken: a limit of the store's is held to here, not at write-back.
             let sizes_set = state.sizes_set;
             drop(state);
-            self.core.store.promise_size(self.id, end)?;
+            let promised = self.core.store.promise_size(self.id, end)?;
             state = self.begin_overlay()?;
             if state.sizes_set != sizes_set {
                 return Ok(None);
             }
-            state.promised = state.promised.max(end);
+            state.promised = state.promised.max(promised);
         }
         let changes = state.changes;
         let missing = state.partial(offset, end).count() as u64;

@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::host::process;
 use crate::term::shown::in_one_line;
@@ -33,7 +33,7 @@ pub(super) fn run<A: AsRef<OsStr>>(arguments: &[A], patience: Option<Duration>) 
     command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0).current_dir("/");
     command.stderr(words.try_clone().map_err(|error| failed(&error))?);
     let mut child = command.spawn().map_err(|error| failed(&error))?;
-    let is_late = patience.is_some_and(|patience| !ends_within(&child, patience));
+    let is_late = patience.is_some_and(|patience| !process::child_ends_within(&child, patience));
     if is_late {
         terminate(&child);
     }
@@ -60,12 +60,6 @@ fn text(file: &mut File) -> Result<String, String> {
 
 fn pid(child: &Child) -> Option<Pid> {
     Pid::from_raw(child.id().cast_signed())
-}
-
-/// Waits for the process; returns whether it has ended by then. It is not reaped.
-fn ends_within(child: &Child, patience: Duration) -> bool {
-    let process = pid(child).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-    process.is_none_or(|process| process::ends_within(process, patience).unwrap_or(true))
 }
 
 /// Its pid is its own until it is reaped, which only this thread does.

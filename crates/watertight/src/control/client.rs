@@ -421,7 +421,7 @@ impl Client {
     /// Asks again where the connection closes, and the call does the same when it is made twice.
     async fn exchange_again(&self, request: Request<Full<Bytes>>) -> Result<(bool, Bytes), CallError> {
         let (method, path) = (request.method(), request.uri().path());
-        let is_repeatable = method == Method::GET && path != "/v1/wait" || path == "/v1/sync";
+        let is_repeatable = (method == Method::GET && path != "/v1/wait") || path == "/v1/sync";
         let mut result = self.exchange(request.clone()).await;
         for _ in 0..if is_repeatable { AGAIN } else { 0 } {
             if !self.is_taken_over(&result) {

@@ -66,7 +66,7 @@ pub struct Supervisor {
     mounted: Arc<MountedVolume>,
     events: Receiver<SupervisorEvent>,
     sender: Sender<SupervisorEvent>,
-    /// Events that were received and are handled next.
+    /// Events that the last check of an upgrade took from the channel: they are handled next.
     put_back: VecDeque<SupervisorEvent>,
     signals: u32,
     draining: bool,

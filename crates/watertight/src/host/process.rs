@@ -4,10 +4,11 @@ use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
+use std::process::Child;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +60,13 @@ pub fn ends_within(pidfd: impl AsFd, timeout: Duration) -> io::Result<bool> {
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Waits at most so long for the end of a child; returns whether it has ended. It is not reaped.
+pub fn child_ends_within(child: &Child, timeout: Duration) -> bool {
+    let pid = Pid::from_raw(child.id().cast_signed());
+    let process = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    process.is_none_or(|process| ends_within(process, timeout).unwrap_or(true))
 }
 
 /// A directory's links are itself, its name, and each directory in it: here, each thread.

@@ -79,6 +79,13 @@ fn no_quota(path: &Path) -> Problem {
     Problem::failure(format!("{} has no quota of its own", path.shown()))
 }
 
+fn of_root_alone(path: &Path) -> Problem {
+    Problem::failure(format!(
+        "{}: quotas of a mounted volume are root's; of one that is not mounted, its URL is enough",
+        path.shown()
+    ))
+}
+
 fn by_path(path: &Path, args: &QuotaArgs, limits: QuotaLimits) -> Result<Vec<QuotaInfo>> {
     if args.path.is_some() || args.encrypt_key_file.is_some() {
         return Err(Problem::usage(
@@ -86,16 +93,15 @@ fn by_path(path: &Path, args: &QuotaArgs, limits: QuotaLimits) -> Result<Vec<Quo
         ));
     }
     let refused = |error: Errno| match error {
+        // To others the kernel says of such an attribute that there is none.
+        Errno::NODATA if !rustix::process::geteuid().is_root() => of_root_alone(path),
         Errno::NODATA => no_quota(path),
         Errno::NOTDIR => Problem::failure(format!("{} is no directory", path.shown())),
         Errno::NOTSUP => Problem::failure(format!(
             "{} is not in a volume on object storage that is mounted without `follow`: no other shows quotas",
             path.shown()
         )),
-        Errno::PERM => Problem::failure(format!(
-            "{}: quotas of a mounted volume are root's; of one that is not mounted, its URL is enough",
-            path.shown()
-        )),
+        Errno::PERM => of_root_alone(path),
         Errno::ROFS => Problem::failure(format!("{} is mounted read-only", path.shown())),
         error => Problem::failure(format!("{}: {error}", path.shown())),
     };
@@ -113,16 +119,20 @@ fn by_path(path: &Path, args: &QuotaArgs, limits: QuotaLimits) -> Result<Vec<Quo
         QuotaAction::Get => get(),
         QuotaAction::Delete => removexattr(path, QUOTA_ATTRIBUTE).map(|()| Vec::new()).map_err(refused),
         QuotaAction::List => {
-            let (mut quotas, mut name) = (Vec::new(), QUOTAS_ATTRIBUTE.to_owned());
+            let (mut quotas, mut name, mut last) = (Vec::new(), QUOTAS_ATTRIBUTE.to_owned(), 0);
             loop {
                 let json = attribute(path, &name).map_err(|error| match error {
-                    Errno::NODATA => refused(Errno::NOTSUP),
+                    Errno::NODATA if rustix::process::geteuid().is_root() => refused(Errno::NOTSUP),
                     error => refused(error),
                 })?;
                 let page: QuotaPage = serde_json::from_slice(&json).map_err(|_| refused(Errno::NOTSUP))?;
                 quotas.extend(page.quotas);
                 match page.next {
-                    Some(next) => name = format!("{QUOTAS_ATTRIBUTE}.{next}"),
+                    // Another file system may be asked, whose pages need not end.
+                    Some(next) if next > last && quotas.len() < objects::QUOTAS_MAX => {
+                        (name, last) = (format!("{QUOTAS_ATTRIBUTE}.{next}"), next);
+                    }
+                    Some(_) => return Err(refused(Errno::NOTSUP)),
                     None => return Ok(quotas),
                 }
             }

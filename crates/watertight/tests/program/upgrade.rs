@@ -229,8 +229,8 @@ fn a_mount_in_the_background_and_its_limits_go_on() {
     rig.verb("umount", &[]).ok();
 }
 
-/// Calls of the control socket that wait for something wait on; who hears events is told that there
-/// is another program.
+/// Calls of the control socket that wait for something wait on; a listener of events hears of the
+/// other program.
 #[test]
 fn calls_that_wait_go_on_and_listeners_are_told() {
     let Some((rig, daemon)) = mounted("dirty_after=1h,") else { return };

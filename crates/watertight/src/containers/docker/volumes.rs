@@ -198,7 +198,7 @@ impl Volumes {
     }
 }
 
-/// The use of a caller that waits for its mount. Where it leaves, or is told that it is late, what
+/// The use of a caller that waits for its mount. Where it leaves, or gets the answer that it is late, what
 /// was counted is taken back.
 struct Claimed {
     volume: Arc<Volume>,

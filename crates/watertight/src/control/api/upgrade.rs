@@ -15,8 +15,8 @@ pub struct UpgradeRequest {
     pub max_pause_ms: u64,
 }
 
-/// The answer to `POST /v1/upgrade`, which never comes: it is refused, or the connection closes and
-/// the new program's status says how it went.
+/// The body of a success of `POST /v1/upgrade`, which is never sent: the process answers only with a
+/// refusal; else execve(2) closes the connection, and the new program's status says how it went.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpgradeReply {}
 

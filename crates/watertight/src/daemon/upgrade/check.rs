@@ -19,6 +19,7 @@ use clap::Parser as _;
 use super::state::{READS, VERSION};
 use crate::cli::opts::MountOptions;
 use crate::cli::{CanTakeArgs, Cli, Verb};
+use crate::host::process::child_ends_within;
 use crate::host::spawn_for_result;
 use crate::term::console::console;
 use crate::term::problem::{Problem, Result};
@@ -57,8 +58,10 @@ pub(crate) fn ask(program: &File, arguments: &[OsString]) -> Result<(), String> 
         RecvTimeoutError::Disconnected => "the new program's answer could not be read".to_owned(),
     });
     let (out, err) = answer.inspect_err(|_| kill(&mut child))?;
-    // Both streams are closed, or it has said more than is read.
-    if Instant::now() > until || out.len() as u64 >= ANSWER_BYTES || err.len() as u64 >= ANSWER_BYTES {
+    // Both streams are closed, or it has said more than is read; it may go on all the same.
+    let left = until.saturating_duration_since(Instant::now());
+    let has_said_more = out.len() as u64 >= ANSWER_BYTES || err.len() as u64 >= ANSWER_BYTES;
+    if has_said_more || !child_ends_within(&child, left) {
         kill(&mut child);
     }
     let status = child.wait().map_err(|error| format!("the new program cannot be waited for: {error}"))?;

@@ -5,8 +5,6 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use sync::atomic::{AtomicBool, Ordering};
-
 use super::upgrader::{Handed, PreparedUpgrade};
 use super::{check, program};
 use crate::control::api::{UpgradeReply, UpgradeRequest};
@@ -19,16 +17,6 @@ use crate::term::units;
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// Takes the request of one caller at a time.
-struct OneAtATime<'a>(&'a AtomicBool);
-
-impl Drop for OneAtATime<'_> {
-    fn drop(&mut self) {
-        // ORDERING: Release, with the Acquire in `request`.
-        self.0.store(false, Ordering::Release);
-    }
-}
-
 /// Serves `POST /v1/upgrade`: returns if it is refused.
 ///
 /// # Errors
@@ -39,11 +27,9 @@ pub(crate) fn request(
     supervisor: &Sender<SupervisorEvent>,
 ) -> Result<UpgradeReply, String> {
     let upgrader = mounted.upgrader;
-    // ORDERING: Acquire, with the Release of the one before.
-    if upgrader.is_running.swap(true, Ordering::Acquire) {
+    let Some(_one_at_a_time) = upgrader.running.try_lock() else {
         return Err("another upgrade of it goes on".to_owned());
-    }
-    let _one = OneAtATime(&upgrader.is_running);
+    };
     let timeout = Duration::from_millis(request.timeout_ms).min(TIMEOUT_MAX);
     let max_pause = Duration::from_millis(request.max_pause_ms).min(PAUSE_MAX);
     let until = Instant::now() + timeout;

@@ -207,7 +207,7 @@ mod tests {
         rustix::fs::mknodat(CWD, tree.at("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
         refused(&tree.at("link"), "is not a file");
         refused(&tree.at("here/program"), "cannot be opened");
-        // Nobody is waited for who would write to it.
+        // No writer of it is waited for.
         refused(&tree.at("fifo"), "is not a file");
         fs::create_dir(tree.at("dir")).unwrap();
         refused(&tree.at("dir"), "is not a file");

@@ -76,7 +76,7 @@ fn try_replace(
     let sealed = Arc::new(handover::seal("watertight-state", &bytes).map_err(io)?);
     let number = kept.share(&sealed);
     if !may_go() {
-        return Err("a signal has come meanwhile".to_owned());
+        return Err("it is being unmounted, or a signal has come".to_owned());
     }
     let arguments = with_state(&upgrader.arguments, number);
     tracing::info!(volume = mounted.volume.name(), "another program takes over");

@@ -45,7 +45,7 @@ const REASON_BYTES: u64 = 4096;
 /// # Errors
 /// As those of a mount; and when there is no state.
 pub(crate) fn run(args: &MountArgs, number: i32) -> Result<ExitCode> {
-    // By a descriptor's number the kernel would call the process.
+    // After fexecve(2) the kernel names the process after the descriptor's number.
     let _only_a_name = rustix::thread::set_name(c"watertight");
     let none = |error: &dyn std::fmt::Display| Problem::failure(format!("--taken-over={number}: {error}"));
     let mut incoming = Incoming::open(number).map_err(|error| none(&error))?;
@@ -97,9 +97,9 @@ pub(crate) fn run(args: &MountArgs, number: i32) -> Result<ExitCode> {
 /// this is the one that wrote it.
 fn reason_of(state: &State, incoming: &Incoming) -> Option<String> {
     let mut file = File::from(incoming.take(state.reason).ok()?);
-    let mut text = String::new();
-    file.rewind().and_then(|()| file.take(REASON_BYTES).read_to_string(&mut text)).ok()?;
-    (!text.is_empty()).then_some(text)
+    let mut text = Vec::new();
+    file.rewind().and_then(|()| file.take(REASON_BYTES).read_to_end(&mut text)).ok()?;
+    (!text.is_empty()).then(|| String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Executes the program before. Returns if that failed, or this is it.

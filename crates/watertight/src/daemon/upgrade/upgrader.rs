@@ -10,14 +10,13 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use fuse::{MountHandover, SessionView};
-use sync::atomic::AtomicBool;
 use sync::{Mutex, MutexGuard};
 use volume::Volume;
 
 use crate::control::api::Upgrades;
 use crate::daemon::volume_info::VolumeInfo;
 
-/// The argument by which a program is told the descriptor of the state.
+/// The argument that passes the state's descriptor to a program.
 pub(crate) const ARGUMENT: &str = "--taken-over=";
 
 /// The mount that is handed over.
@@ -37,7 +36,8 @@ pub struct Upgrader {
     /// The process's arguments, without those of a program that has taken over.
     pub(super) arguments: Vec<OsString>,
     pub(super) past: Upgrades,
-    pub(super) is_running: AtomicBool,
+    /// Held by the caller whose upgrade goes on.
+    pub(super) running: Mutex<()>,
     changes: Mutex<()>,
 }
 
@@ -72,8 +72,8 @@ impl Upgrader {
         let listener = listener.as_fd().try_clone_to_owned()?;
         let (arguments, version) = (arguments(), env!("CARGO_PKG_VERSION").into());
         let past = Upgrades { version, ..past };
-        let (is_running, changes) = (AtomicBool::new(false), Mutex::new(()));
-        Ok(Self { listener, mounted, arguments, past, is_running, changes })
+        let (running, changes) = (Mutex::new(()), Mutex::new(()));
+        Ok(Self { listener, mounted, arguments, past, running, changes })
     }
 
     /// The programs so far.
@@ -88,7 +88,7 @@ impl Upgrader {
     }
 }
 
-/// The arguments by which a program is told the state.
+/// The arguments that pass the state to a program.
 pub(crate) fn with_state(arguments: &[OsString], state: i32) -> Vec<OsString> {
     let mut arguments = arguments.to_vec();
     let at = arguments.len().min(1);
