@@ -2,12 +2,14 @@
 
 use std::cell::Cell;
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use tokio::runtime::Runtime;
 
 use super::delay::Delay;
+use crate::stats::Histogram;
 
 /// The largest object of the server's own.
 const OBJECT_MAX: u64 = 64 << 20;
@@ -140,6 +142,37 @@ impl Server {
         });
         self.runtime.block_on(stream::iter(got).buffer_unordered(together).try_collect::<()>())?;
         Ok(begun.elapsed())
+    }
+
+    /// Small objects, one after the other, while a client of its own sends large ones, so many at a
+    /// time; what each small one took.
+    ///
+    /// # Errors
+    /// If the server does not do it.
+    pub(super) fn puts_beside(
+        &self,
+        (large, number, together): (&[u8], usize, usize),
+    ) -> anyhow::Result<Histogram> {
+        let (base, endpoint) = (&self.base, self.endpoint.as_ref());
+        let first = self.next.get();
+        self.next.set(first + number as u64);
+        thread::scope(|scope| {
+            let neighbour = scope.spawn(move || -> anyhow::Result<()> {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                let bulk = &open(&format!("{base}/server"), endpoint, &runtime)?.bulk();
+                let made = (first..first + number as u64).map(|number| async move {
+                    bulk.create(&format!("object-{number}"), large.to_vec().into()).await.map(|_made| ())
+                });
+                let made = stream::iter(made).buffer_unordered(together).try_collect::<()>();
+                Ok(runtime.block_on(made)?)
+            });
+            let mut took = Histogram::default();
+            while !neighbour.is_finished() {
+                took.add(self.put(&[7; 4096])?);
+            }
+            neighbour.join().expect("it does not panic")?;
+            Ok(took)
+        })
     }
 }
 

@@ -95,7 +95,7 @@ pub(super) fn measure(
         let ours = || Subject::ours(program, server, scratch, &name("default"));
         match kind {
             "fsync-4k" => fsyncs(scenario, &ours()?, server, &settings.variants, recorder)?,
-            "fsync-beside-1G" => beside(scenario, &ours()?, scratch, recorder)?,
+            "fsync-beside-1G" => beside(scenario, &ours()?, (server, scratch), &settings.variants, recorder)?,
             "fsync-64" => many(scenario, &ours()?, recorder)?,
             "sequential" => sequential(scenario, &ours()?, server, &settings.variants, recorder)?,
             "handover" => handover(scenario, &ours()?, recorder)?,
@@ -124,7 +124,13 @@ fn parts(scenario: &'static str) -> (&'static str, u64) {
 }
 
 /// Fsyncs of one cgroup, alone and while a process of another writes 1 GiB.
-fn beside(scenario: &str, subject: &Subject, scratch: &Path, recorder: &mut Recorder) -> anyhow::Result<()> {
+fn beside(
+    scenario: &str,
+    subject: &Subject,
+    (server, scratch): (&Server, &Path),
+    variants: &[&'static str],
+    recorder: &mut Recorder,
+) -> anyhow::Result<()> {
     let Some(neighbour) = Cgroup::make() else {
         recorder.absent(scenario, "default", BESIDE_US, "not run: no cgroup can be made");
         return Ok(());
@@ -150,7 +156,19 @@ fn beside(scenario: &str, subject: &Subject, scratch: &Path, recorder: &mut Reco
     ensure!(number > 0, "the neighbour had ended before an fsync");
     recorder.operations_us(scenario, "default", BESIDE_US, &took);
     drop(file);
-    mounted.unmount()
+    mounted.unmount()?;
+    if variants.contains(&"server") {
+        let mut alone = Histogram::default();
+        for _ in 0..took.count().min(200) {
+            alone.add(server.put(&[7; 4096])?);
+        }
+        let mut large = vec![0; OBJECT];
+        Random::new(7).fill(&mut large);
+        let beside = server.puts_beside((&large, 128, 4))?;
+        recorder.operations_us(scenario, "server", ALONE_US, &alone);
+        recorder.operations_us(scenario, "server", BESIDE_US, &beside);
+    }
+    Ok(())
 }
 
 /// Fsyncs of many threads, each of a file of its own.
