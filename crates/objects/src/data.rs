@@ -54,7 +54,9 @@ impl Tree {
             return Ok(());
         }
         self.check_space(len as u64)?;
-        let is_tight = self.pending.take(len as u64).await?;
+        // ORDERING: Relaxed, a figure alone: whose room it takes is returned with it.
+        let tenant = pin.tenant.load(Ordering::Relaxed);
+        let is_tight = self.pending.take(tenant, len as u64).await?;
         let mut data = BytesMut::with_capacity(len);
         bufs.iter().for_each(|buf| data.extend_from_slice(buf));
         let locked = pin.lock().await.and_then(|mut state| {
@@ -65,11 +67,14 @@ impl Tree {
         let mut state = match locked {
             Ok(state) => state,
             Err(error) => {
-                self.pending.give(len as u64);
+                self.pending.give(tenant, len as u64);
                 return Err(error);
             }
         };
-        state.pieces.write(offset, data.freeze());
+        if state.pieces.are_of_another(tenant) {
+            self.settle(pin, &mut state, false);
+        }
+        state.pieces.write(offset, data.freeze(), tenant);
         state.row.size = state.row.size.max(end);
         (state.row.mtime, state.row.ctime) = (now(), now());
         self.pending.add(pin);
@@ -78,7 +83,9 @@ impl Tree {
         }
         drop(state);
         if is_tight {
-            self.settle_all().await?;
+            // Not those of others: their locks are not waited for.
+            let files = self.pending.files().into_iter();
+            self.settle_each(files.filter(|pin| pin.tenant.load(Ordering::Relaxed) == tenant)).await?;
         }
         Ok(())
     }
@@ -111,15 +118,15 @@ impl Tree {
     }
 
     /// Begins a round if there is data for it; returns how many rounds have to end until all that
-    /// was written by now has its extents. One that is awaited makes its segments at once: those
-    /// that are not take turns.
+    /// was written by now has its extents. The segments of one that is awaited go before those of others that are not.
     pub(crate) fn settle(self: &Arc<Self>, pin: &Pin, state: &mut Locked, is_awaited: bool) -> u64 {
         if let Some(round) = state.pieces.take() {
-            let (tree, pin, bytes) = (Arc::clone(self), pin.clone(), round.bytes);
+            let (tree, pin) = (Arc::clone(self), pin.clone());
+            let (tenant, bytes) = (round.tenant, round.bytes);
             self.pending.begin_round(bytes);
             self.runtime.spawn(async move {
                 match tree.run_round(&pin, round, is_awaited).await {
-                    Ok(()) => tree.pending.end_round(bytes),
+                    Ok(()) => tree.pending.end_round(tenant, bytes),
                     Err(error) => tree.pending.fail(error),
                 }
             });
@@ -129,8 +136,12 @@ impl Tree {
 
     /// Begins a round of each file that has data for it.
     pub(crate) async fn settle_all(self: &Arc<Self>) -> Result<Vec<(Pin, u64)>> {
+        self.settle_each(self.pending.files()).await
+    }
+
+    async fn settle_each(self: &Arc<Self>, files: impl IntoIterator<Item = Pin>) -> Result<Vec<(Pin, u64)>> {
         let mut rounds = Vec::new();
-        for pin in self.pending.files() {
+        for pin in files {
             let mut state = pin.lock().await?;
             let round = self.settle(&pin, &mut state, false);
             drop(state);
@@ -183,15 +194,19 @@ impl Tree {
         let stored = if len > SMALL_BYTES_MAX {
             // Its data is in memory twice until it is encoded, and then encoded until it is there.
             // The turn ends before the wait for an earlier round, which may need one.
-            let turn = if is_awaited {
-                None
-            } else {
+            let (turns, tenant) = (self.segments.turns(), round.tenant);
+            let unawaited = async {
                 tokio::select! {
                     biased;
-                    // The journal takes it at once.
-                    () = pin.wait_until_awaited(round.round), if self.segments.has_journal() => None,
-                    turn = self.uploads.acquire() => Some(turn.map_err(|_| given_up())?),
+                    () = pin.wait_until_awaited(round.round) => None,
+                    turn = turns.turn(tenant, false) => Some(turn),
                 }
+            };
+            let turn = match if is_awaited { None } else { unawaited.await } {
+                // The journal takes it at once.
+                None if self.segments.has_journal() => None,
+                None => Some(turns.turn(tenant, true).await),
+                turn => turn,
             };
             let mut stored = Vec::new();
             for part in in_segments(extents_of(round.pieces)) {

@@ -45,6 +45,7 @@ use slatedb::wal::{WalError, WalEvent, WalStatus, WalStatusListener};
 use store::{Error, ErrorKind, Result};
 use sync::mutant::is_on;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::bucket::{Bucket, Condition};
 use crate::codec::Codec;
@@ -52,6 +53,7 @@ use crate::engine::BATCH_BYTES_MAX;
 use crate::journal::Journal;
 use crate::object_names::log_name;
 use crate::parents::Parents;
+use crate::turns::Turns;
 pub(crate) use init::LogInit;
 use object::{HEADER, Header, LogKind};
 pub(crate) use replay::{Read, Replay, Rows};
@@ -82,6 +84,8 @@ pub(crate) struct CommitLog {
     journal_wanted: Notify,
     /// What writes the journal.
     writing_journal: Mutex<Option<tokio::task::JoinHandle<()>>>,
+    /// Segments take turns with each other, so that its objects are fast.
+    pub(crate) turns: Arc<Turns>,
     listeners: Mutex<Listeners>,
 }
 
@@ -186,6 +190,7 @@ impl CommitLog {
             journal: OnceLock::new(),
             journal_wanted: Notify::new(),
             writing_journal: Mutex::default(),
+            turns: Turns::new(),
             listeners: Mutex::new(Listeners::default()),
         })
     }
@@ -395,7 +400,9 @@ impl CommitLog {
         let header = header.write(data.len(), rows.len());
         let parts = [header.clone(), data, rows].into_iter().filter(|part| !part.is_empty());
         let object = PutPayload::from_iter(parts);
+        let (len, begun) = (object.content_length(), Instant::now());
         let made = self.bucket.create(&name, object).await?;
+        self.turns.committed(len, begun.elapsed());
         if matches!(made, Condition::Met(_)) {
             return Ok(true);
         }

@@ -26,6 +26,8 @@ pub(crate) struct Node {
     pub(crate) state: Arc<AsyncMutex<Option<State>>>,
     /// The size that its user was promised last without being counted ([`crate::quotas`]).
     pub(crate) accepted: Arc<AtomicU64>,
+    /// Whose data it is that is written now ([`store::File::charge_to`]).
+    pub(crate) tenant: AtomicU64,
     /// How many rounds of its data have ended.
     pub(crate) ended: watch::Sender<u64>,
     /// How many of them somebody waits for.
@@ -160,6 +162,7 @@ impl Nodes {
                     ino,
                     state,
                     accepted: Arc::default(),
+                    tenant: AtomicU64::default(),
                     ended: watch::Sender::new(0),
                     awaited: watch::Sender::new(0),
                     name: Mutex::default(),

@@ -19,6 +19,8 @@ pub(crate) struct Taken {
     pub(crate) pieces: Vec<(u64, Bytes)>,
     /// Bytes that were written in it, also those written over since.
     pub(crate) bytes: u64,
+    /// Whose room they take.
+    pub(crate) tenant: u64,
 }
 
 /// All pieces of a file; none overlaps another.
@@ -29,6 +31,8 @@ pub(crate) struct Pieces {
     current: u64,
     /// Bytes that were written in the current round, also those written over since.
     bytes: u64,
+    /// Whose room these take.
+    tenant: u64,
     /// How often something was written or cut in the current round.
     changes: usize,
 }
@@ -48,9 +52,17 @@ impl Pieces {
         self.changes
     }
 
-    pub(crate) fn write(&mut self, start: u64, data: Bytes) {
+    /// Whether what no round has taken is of another tenant.
+    pub(crate) fn are_of_another(&self, tenant: u64) -> bool {
+        self.bytes > 0 && self.tenant != tenant
+    }
+
+    /// Adds data of the tenant whose data no round has taken, if there is some.
+    pub(crate) fn write(&mut self, start: u64, data: Bytes, tenant: u64) {
+        debug_assert!(!self.are_of_another(tenant), "a round has data of one tenant");
         self.cut(start, start + data.len() as u64);
         self.bytes += data.len() as u64;
+        self.tenant = tenant;
         self.by_start.insert(start, Piece { data, round: self.current });
     }
 
@@ -108,7 +120,7 @@ impl Pieces {
             return None;
         }
         self.current += 1;
-        Some(Taken { round, pieces, bytes })
+        Some(Taken { round, pieces, bytes, tenant: self.tenant })
     }
 
     /// The round that was taken last, as the number of rounds so far.
@@ -174,7 +186,7 @@ mod tests {
                         taken.push(round.round);
                     },
                     _ => {
-                        pieces.write(start, Bytes::from(vec![byte; index(len)]));
+                        pieces.write(start, Bytes::from(vec![byte; index(len)]), 0);
                         model[range].fill(Some((byte, pieces.rounds())));
                     }
                 }

@@ -25,13 +25,14 @@ use sync::mutant::is_on;
 
 use crate::engine::Batch;
 use crate::extents::ExtentChange;
-use crate::pending::given_up;
 use crate::rows::{Extent, ExtentRow, Object, Stored, corrupted};
 use crate::segments::EXTENT_BYTES_MAX;
 use crate::tree::Tree;
 
 /// Extents that are looked up at a time.
 const EXTENTS: usize = 128;
+/// Whose turns its segments take: no cgroup has this number.
+const REPACKING: u64 = u64::MAX;
 
 /// Extents of one inode that follow each other, and what they hold.
 #[derive(Debug)]
@@ -134,7 +135,7 @@ impl Tree {
             data.push((piece.ino, piece.start(), piece.data.freeze()));
             places.push((piece.ino, piece.extents));
         }
-        let turn = self.uploads.acquire().await.map_err(|_| given_up())?;
+        let turn = self.segments.turns().turn(REPACKING, false).await;
         let stored = self.segments.put_segment(data).await?;
         drop(turn);
         for ((ino, extents), stored) in places.into_iter().zip(stored) {

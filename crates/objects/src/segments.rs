@@ -24,6 +24,7 @@ use crate::log::object::OBJECT_BYTES_MAX;
 use crate::object_names::object_name;
 use crate::reading::Reader;
 use crate::rows::{self, Extent, Object, Stored};
+use crate::turns::Turns;
 use uploads::Uploads;
 
 /// The longest extent.
@@ -72,6 +73,11 @@ impl Segments {
         let reader = Arc::new(Reader::new(bucket.clone(), disk));
         let uploads = Uploads::new(bucket.clone(), Arc::clone(&log), Arc::clone(&reader));
         Self { bucket, codec, log, epoch, next: AtomicU64::new(0), reader, uploads }
+    }
+
+    /// Whose segments may be on their way.
+    pub(crate) fn turns(&self) -> &Arc<Turns> {
+        &self.log.turns
     }
 
     /// The next segment: its epoch, and its number.

@@ -16,7 +16,7 @@ use store::{
     Timestamp,
 };
 use sync::mutant::is_on;
-use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+use tokio::sync::Mutex as AsyncMutex;
 
 use crate::engine::{Batch, Engine};
 use crate::extent_cache::{ExtentCache, FileExtents, Known};
@@ -39,8 +39,6 @@ const DEPTH_MAX: usize = 4096;
 const SEARCHED_MAX: usize = 4096;
 /// Rows that are removed at a time.
 const REAP_BATCH: usize = 1024;
-/// Segments of a volume that are made at a time.
-const UPLOADS: usize = 4;
 /// Inode numbers that a holder has for itself. The numbers of the first two million holders stay
 /// below 2^53, which a floating-point number holds exactly.
 const INODES_PER_EPOCH: u64 = 1 << 32;
@@ -52,7 +50,6 @@ pub(crate) struct Tree {
     pub(crate) segments: Segments,
     pub(crate) extent_cache: ExtentCache,
     /// Segments that may be made at a time.
-    pub(crate) uploads: Semaphore,
     pub(crate) nodes: Nodes,
     pub(crate) pending: Pending,
     pub(crate) work: Work,
@@ -111,7 +108,6 @@ impl Tree {
             engine,
             segments,
             extent_cache: ExtentCache::default(),
-            uploads: Semaphore::new(UPLOADS),
             nodes: Nodes::default(),
             pending: Pending::default(),
             work: Work::default(),

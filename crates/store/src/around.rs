@@ -39,8 +39,8 @@ pub trait Around: Send + Sync + 'static {
     }
 }
 
-/// The store. [`Store::path_of`], [`Store::generation`], [`Store::promise_size`] and what a store
-/// knows of itself are passed on as they are.
+/// The store. [`Store::path_of`], [`Store::generation`], [`Store::promise_size`], [`File::charge_to`]
+/// and what a store knows of itself are passed on as they are.
 pub struct AroundStore<A> {
     pub(crate) inner: Arc<dyn Store>,
     pub(crate) around: Arc<A>,
@@ -230,6 +230,9 @@ impl<T: ?Sized + std::fmt::Debug, A: Around> std::fmt::Debug for AroundOpen<T, A
 impl<A: Around> File for AroundOpen<dyn File, A> {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.around.call("read_at", || self.inner().read_at(buf, offset))
+    }
+    fn charge_to(&self, tenant: u64) {
+        self.inner().charge_to(tenant);
     }
     fn write_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> Result<()> {
         self.around.write(self.inner(), bufs, offset)

@@ -231,6 +231,12 @@ pub trait File: Send + Sync + fmt::Debug {
     /// Reads at `offset` until `buf` is full or the file ends; says how many bytes.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;
 
+    /// What is written from here on counts for this tenant: a number that the caller chooses. A store
+    /// in whose memory data waits keeps room there for each tenant.
+    fn charge_to(&self, tenant: u64) {
+        let _ = tenant;
+    }
+
     /// Writes all of `bufs`, one after the other, at `offset`; a failure may leave a part written.
     fn write_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> Result<()>;
 

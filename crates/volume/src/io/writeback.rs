@@ -117,7 +117,7 @@ impl Inode {
         let count = run.pages.len();
         let mut unfinished = Unfinished { inode: self, first: run.first, pages: count, is_over: false };
         let owner = self.core.bdi.owner_of(self);
-        let result = self.write_slices(&run, offset, end);
+        let result = self.write_slices(&run, offset, end, owner);
         unfinished.is_over = true;
         // Also where it failed: a part may be there.
         self.note_changed(owner);
@@ -150,7 +150,7 @@ impl Inode {
         result.map_err(|error| self.record(error))
     }
 
-    fn write_slices(&self, run: &Run, offset: u64, end: u64) -> store::Result<()> {
+    fn write_slices(&self, run: &Run, offset: u64, end: u64, owner: Option<CgroupId>) -> store::Result<()> {
         let file = match self.file(Access::ReadWrite) {
             Ok(file) => file,
             Err(Error::Store(error)) => return Err(error),
@@ -165,6 +165,7 @@ impl Inode {
             }
             left -= part as u64;
         }
+        file.charge_to(owner.unwrap_or(CgroupId::ROOT).0);
         file.write_at(&slices, offset)
     }
 
