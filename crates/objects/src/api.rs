@@ -29,8 +29,8 @@ use crate::journal::setup::MountJournal;
 use crate::key_file;
 use crate::lease::{Host as _, Lease, Nonce, Request, State, ThisHost};
 use crate::make::make;
-use crate::mount::{MountOptions, Mounted};
-use crate::newest_manifest::{newest_manifest, older_metadata};
+use crate::mount::{MountOptions, Mounted, read_log};
+use crate::newest_manifest::{find_newest, newest_manifest, older_metadata};
 use crate::open::open_shared;
 use crate::quota_walks::QuotaInfo;
 use crate::quotas::QuotaLimits;
@@ -269,21 +269,23 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
 /// Opens a volume, which this process holds from then on.
 async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions) -> Result<Arc<Mounted>> {
     let host = Arc::new(ThisHost::new()?);
-    let lease = async { Ok(Lease::read(bucket).await) };
-    let (format, lease, mut last) = tokio::try_join!(format::read(bucket), lease, newest_manifest(bucket))?;
+    let lease = async { Ok(Lease::see(bucket).await) };
+    let (format, lease, mut last) = tokio::try_join!(format::read(bucket), lease, find_newest(bucket))?;
     let codec = codec_of(&format, key)?;
     if !format.parents.is_empty() && last.is_none() && matches!(lease, Ok(None)) {
         cloning::begin(bucket, &format).await?;
-        last = newest_manifest(bucket).await?;
+        last = find_newest(bucket).await?;
     }
     let bucket = &with_parents(bucket, &format.parents).await?;
-    let last = last.map(|last| last.behind(bucket.parents()));
+    let (last, found) = last.map(|(last, found)| (last.behind(bucket.parents()), found)).unzip();
     // Of a lease that is missing or damaged, taking it says so.
-    let seen = lease.ok().flatten().map_or(0, |lease| lease.engine_epoch);
-    let epoch = last.map_or(0, |last| last.epoch);
-    if seen > epoch {
-        let why =
-            format!("its newest manifest is of writer {epoch}, and the lease is of a later one than {seen}");
+    let seen = lease.ok().flatten();
+    let (epoch, later_than) =
+        (last.map_or(0, |last| last.epoch), seen.as_ref().map_or(0, |seen| seen.info.engine_epoch));
+    if later_than > epoch {
+        let why = format!(
+            "its newest manifest is of writer {epoch}, and the lease is of a later one than {later_than}"
+        );
         return Err(older_metadata(bucket, &why));
     }
     let journal = match &options.journal {
@@ -302,10 +304,25 @@ async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions
     };
     let is_given_up = options.abandon.as_ref() == Some(&host.name());
     let lasting = bucket.with_patience(Patience::UntilStopped);
-    let held = Arc::new(Lease::take(bucket, &request, host).await?);
+    // Of a volume that is free the log is read meanwhile. One that its holder leaves is read when it has
+    // been left, and one with a journal when that is in the bucket.
+    let last_if_free =
+        last.filter(|_| journal.is_none() && seen.as_ref().is_some_and(|seen| seen.info.holder.is_none()));
+    let window = format.log_window.into();
+    let read = async {
+        let last = last_if_free?;
+        Some(read_log(&lasting, last, (&codec, window)).await)
+    };
+    let taken = Lease::take_as_seen(bucket, &request, host, seen);
+    // Both to their ends: one that takes the volume may have done so.
+    let (taken, earlier) = tokio::join!(taken, read);
+    let held = Arc::new(taken?);
     let mount = MountOptions {
         nonce: held.nonce().to_bytes(),
         held: Some(Arc::clone(&held)),
+        found,
+        // What could not be read is read again, and its error is that of the mount.
+        earlier: earlier.and_then(Result::ok),
         disk_cache: options.disk_cache.clone(),
         journal: journal.clone(),
         ..MountOptions::new(&format, codec)
@@ -547,3 +564,6 @@ pub fn open_unheld(objects: Arc<dyn object_store::ObjectStore>, root: &str) -> R
     let mounted = runtime.block_on(open)?;
     Ok(BucketStore::new(format!("unheld:{root}"), mounted, runtime))
 }
+
+#[cfg(test)]
+mod tests;

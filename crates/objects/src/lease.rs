@@ -58,6 +58,7 @@ use std::sync::Arc;
 use store::{ErrorKind, Result};
 
 use crate::bucket::{Bucket, Tag};
+use swap::Seen;
 
 /// The lease of a volume.
 #[derive(Debug)]
@@ -92,7 +93,25 @@ impl Lease {
     /// `Busy`: another process holds the volume; the words name it, and say what to do.
     /// `Stale`: the object is missing. `Io`: it is damaged, or the bucket does not answer.
     pub async fn take(bucket: &Bucket, request: &Request, host: Arc<dyn Host>) -> Result<Held> {
-        take::take(bucket, request, host).await
+        take::take(bucket, request, host, None).await
+    }
+
+    /// As [`take`](Self::take), if nobody has changed it since it was `seen`; else as it is then.
+    pub(crate) async fn take_as_seen(
+        bucket: &Bucket,
+        request: &Request,
+        host: Arc<dyn Host>,
+        seen: Option<Seen>,
+    ) -> Result<Held> {
+        take::take(bucket, request, host, seen).await
+    }
+
+    /// The version of the lease that is there; `None`: the object is missing.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(crate) async fn see(bucket: &Bucket) -> Result<Option<Seen>> {
+        swap::read(bucket).await
     }
 
     /// Whether the object is there, be it damaged or not.

@@ -18,6 +18,7 @@ use object_store::{
 use slatedb_common::retry::NonRetryable;
 use tokio::time::Instant;
 
+use crate::object_names::engine_path;
 use crate::parents::Parents;
 use crate::problem::is_range_error;
 use crate::requests::{Class, Requests, STEP, limit, over_limit};
@@ -146,6 +147,12 @@ impl ObjectStore for Limited {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        // The engine's own collection of garbage, which no holder runs, would say there how far it went:
+        // the engine looks for it after each manifest.
+        if location.prefix_matches(&engine_path(&self.root).join("gc")) {
+            let source = "nothing collects garbage by the engine's own rules".into();
+            return Err(Error::NotFound { path: location.to_string(), source });
+        }
         let location = self.parents.table_at(&self.root, location).unwrap_or(location);
         let got = self.inner.get_opts(location, options);
         let got = once(&self.requests, Kind::Get, limit(UNKNOWN_LENGTH), got).await;

@@ -16,6 +16,7 @@ use crate::bucket::{Bucket, Patience};
 use crate::codec::Codec;
 use crate::disk_cache::{self, DiskCache, DiskCacheOptions};
 use crate::engine::{FollowEngine, LastManifest, ReadEngine, SlateEngine};
+use crate::engine_store::{EngineStore, Found};
 use crate::follow::{Follower, Source};
 use crate::format::{self, Format};
 use crate::garbage::{Collector, Timing};
@@ -23,6 +24,7 @@ use crate::journal::setup::MountJournal;
 use crate::lease::{Ended, Held};
 use crate::log::{CommitLog, Read, Replay};
 use crate::newest_manifest::{newest_manifest, older_metadata};
+use crate::object_names::engine_path;
 use crate::pending::given_up;
 use crate::quotas::{QuotaLimits, Quotas};
 use crate::readers::Mark;
@@ -48,6 +50,10 @@ pub(crate) struct MountOptions {
     pub(crate) nonce: [u8; 16],
     /// The lease, if there is one.
     pub(crate) held: Option<Arc<Held>>,
+    /// The newest manifest, from which the engine is opened; `None`: it is read again.
+    pub(crate) found: Option<Found>,
+    /// What [`read_log`] has read; `None`: it is read when the volume is opened.
+    pub(crate) earlier: Option<Earlier>,
     pub(crate) garbage: Timing,
     /// Where data is kept on this host.
     pub(crate) disk_cache: Option<DiskCacheOptions>,
@@ -59,6 +65,9 @@ pub(crate) struct MountOptions {
     pub(crate) is_repair: bool,
 }
 
+/// The newest manifest, and what was read of the log behind its tables.
+pub(crate) type Earlier = (LastManifest, Replay);
+
 impl MountOptions {
     /// Of a volume that nobody holds.
     pub(crate) fn new(format: &Format, codec: Codec) -> Self {
@@ -69,6 +78,8 @@ impl MountOptions {
             size_max: format.size_max,
             nonce: [0; 16],
             held: None,
+            found: None,
+            earlier: None,
             garbage: Timing::default(),
             disk_cache: None,
             journal: None,
@@ -95,6 +106,8 @@ impl MountOptions {
             size_max: None,
             nonce,
             held: None,
+            found: None,
+            earlier: None,
             garbage: Timing::default(),
             disk_cache: None,
             journal: None,
@@ -142,21 +155,22 @@ impl Mounted {
             journal.upload_left((&bucket, &options.codec), last).await?;
         }
         let found = last;
-        let (last, earlier) = match last {
-            Some(last) => {
-                let (last, earlier) = read_newest_log(&bucket, last, &options).await?;
-                (Some(last), Some(earlier))
-            }
-            None => (None, None),
+        let read = match (options.earlier, last) {
+            (None, Some(last)) => Some(read_log(&bucket, last, (&options.codec, options.window)).await?),
+            (earlier, _) => earlier,
         };
+        let (last, earlier) = read.unzip();
         if let Some(disk_cache) = &disk_cache {
             disk_cache.empty_if_later_than(last.map_or(0, |last| last.epoch));
         }
         let log = CommitLog::new(bucket.clone(), options.codec.clone(), options.window);
         let (store, root) = bucket.raw();
+        let store = EngineStore::new(store, &engine_path(&root), options.found.filter(|_| last == found));
         let (epoch, codec) = (last.map(|last| last.epoch), options.codec.clone());
         let log_and_earlier = (Arc::clone(&log), earlier);
-        let engine = SlateEngine::open((store, &root), codec, epoch, log_and_earlier, options.nonce).await?;
+        let engine =
+            SlateEngine::open((Arc::clone(&store), &root), codec, epoch, log_and_earlier, options.nonce)
+                .await?;
         let epoch = log.epoch();
         if let Some(journal) = journal.as_ref().filter(|_| is_late) {
             journal.upload_left((&bucket, &options.codec), found).await?;
@@ -169,6 +183,7 @@ impl Mounted {
         if !options.is_repair || is_on("fsck-removes-before-the-check") {
             tree.set_up().await?;
         }
+        store.end();
         if let Some(journal) = &journal {
             journal.begin(&log, options.nonce);
         }
@@ -377,13 +392,13 @@ impl Mounted {
 /// Reads the log behind the tables. A holder that is taken over, and does not know, may write
 /// tables meanwhile and remove the log's objects that they replace: then what is behind these is
 /// read.
-async fn read_newest_log(
+pub(crate) async fn read_log(
     bucket: &Bucket,
     mut last: LastManifest,
-    options: &MountOptions,
-) -> Result<(LastManifest, Replay)> {
+    codec_and_window: (&Codec, u64),
+) -> Result<Earlier> {
     loop {
-        let error = match read_log(bucket, last, options).await {
+        let error = match read_behind(bucket, last, codec_and_window).await {
             Ok(replay) => return Ok((last, replay)),
             Err(error) => error,
         };
@@ -397,8 +412,8 @@ async fn read_newest_log(
 }
 
 /// Reads the log behind the tables, before anything is written to the bucket.
-async fn read_log(bucket: &Bucket, last: LastManifest, options: &MountOptions) -> Result<Replay> {
-    let mut replay = Replay::new(bucket.clone(), options.codec.clone(), options.window, last.replay_after);
+async fn read_behind(bucket: &Bucket, last: LastManifest, (codec, window): (&Codec, u64)) -> Result<Replay> {
+    let mut replay = Replay::new(bucket.clone(), codec.clone(), window, last.replay_after);
     if let Read::Newer { number } = replay.read_to_end(last.epoch.saturating_add(1)).await? {
         // Another host may just have opened it.
         if newest_manifest(bucket).await? == Some(last) {

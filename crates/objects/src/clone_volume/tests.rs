@@ -56,7 +56,7 @@ async fn a_clone_takes_few_requests_whatever_the_volume_holds() {
         };
         counts.push(sent(&from) + sent(&to));
     }
-    assert_eq!(counts, [7, 7], "format, three for the newest manifest, pin, format, pins");
+    assert_eq!(counts, [6, 6], "format, two for the newest manifest, pin, format, pins");
 }
 
 /// Quotas are what a snapshot shows: the clone has them, and counts for itself from there on.

@@ -12,7 +12,7 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use parking_lot::Mutex;
 use slatedb::admin::AdminBuilder;
-use slatedb::config::{DbReaderOptions, FlushOptions, FlushType, ScanOptions, Settings};
+use slatedb::config::{CloseOptions, DbReaderOptions, FlushOptions, FlushType, ScanOptions, Settings};
 use slatedb::{Db, DbIterator, DbReader, DbReaderMode, PathResolver, VersionedManifest, WriteBatch};
 use store::{Error, ErrorKind, Result};
 use tokio::sync::Mutex as AsyncMutex;
@@ -26,6 +26,7 @@ use super::sums::Sums;
 use super::{BATCH_BYTES_MAX, Batch, Engine};
 use crate::codec::Codec;
 use crate::engine_blocks::Blocks;
+use crate::engine_store::EngineStore;
 use crate::limited::TOO_SHORT;
 use crate::log::journaled::Journaled;
 use crate::log::{CommitLog, LogInit, Replay};
@@ -42,6 +43,8 @@ const COMMITS: usize = 4;
 pub(crate) struct SlateEngine {
     pub(super) db: Db,
     pub(super) log: Arc<CommitLog>,
+    engine_store: Arc<EngineStore>,
+    /// The same, for those who only read it.
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) root: Path,
     pub(super) path: Path,
@@ -151,7 +154,7 @@ pub(crate) async fn totals_in_tables(
 impl SlateEngine {
     /// Opens the engine for writing, if `epoch` is still the last writer's.
     pub(crate) async fn open(
-        (store, root): (Arc<dyn ObjectStore>, &Path),
+        (engine_store, root): (Arc<EngineStore>, &Path),
         codec: Codec,
         epoch: Option<u64>,
         (log, earlier): (Arc<CommitLog>, Option<Replay>),
@@ -171,6 +174,7 @@ impl SlateEngine {
             ..Settings::default()
         };
         let clock = Arc::new(Clock::default());
+        let store: Arc<dyn ObjectStore> = Arc::clone(&engine_store) as _;
         let (root, path) = (root.clone(), engine_path(root));
         let turn = Arc::new(AsyncMutex::new(()));
         let merging = Compaction {
@@ -204,6 +208,7 @@ impl SlateEngine {
         Ok(Self {
             db,
             log,
+            engine_store,
             store,
             root,
             path,
@@ -297,9 +302,16 @@ impl Engine for SlateEngine {
             let _it_ended = merging.await;
         }
         let written = self.write_tables().await;
+        if written.is_ok() {
+            self.engine_store.close();
+        }
         // Also where that failed: its tasks end.
-        let closed = self.db.close().await.map_err(|error| self.failed(&error));
-        written.and(closed)
+        let options = CloseOptions { flush_type: None };
+        let closed = self.db.close_with_options(options).await;
+        if let Err(error) = closed {
+            tracing::debug!(%error, "the engine's tasks have ended");
+        }
+        written
     }
 }
 

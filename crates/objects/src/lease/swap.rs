@@ -18,8 +18,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// A version of the lease.
 #[derive(Debug, Clone)]
-pub(super) struct Seen {
-    pub(super) info: LeaseInfo,
+pub(crate) struct Seen {
+    pub(crate) info: LeaseInfo,
     pub(super) tag: Tag,
 }
 

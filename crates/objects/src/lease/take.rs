@@ -63,8 +63,17 @@ enum Challenge {
     Overtaken(Seen),
 }
 
-pub(super) async fn take(bucket: &Bucket, request: &Request, host: Arc<dyn Host>) -> Result<Held> {
-    let mut seen = read_existing(bucket).await?;
+/// Takes it as it was `seen`; `None`: it is read first.
+pub(super) async fn take(
+    bucket: &Bucket,
+    request: &Request,
+    host: Arc<dyn Host>,
+    seen: Option<Seen>,
+) -> Result<Held> {
+    let mut seen = match seen {
+        Some(seen) => seen,
+        None => read_existing(bucket).await?,
+    };
     let (nonce, found, before) = (LiveNonce::new()?, seen.info.nonce, host.boottime());
     let mut taker = Taker { bucket, request, host, nonce, found, awaited: None, before };
     for _ in 0..ROUNDS {

@@ -17,7 +17,7 @@ use crate::codec::Codec;
 use crate::object_names::{log_name, number_of};
 
 /// Reads the log, in its order.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Replay {
     bucket: Bucket,
     codec: Codec,
@@ -32,7 +32,7 @@ pub(crate) struct Replay {
 }
 
 /// Rows that were read, for the engine.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Rows(pub(crate) VecDeque<WalRows>);
 
 impl std::fmt::Debug for Rows {

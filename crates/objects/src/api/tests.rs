@@ -1,0 +1,55 @@
+//! What an unmount and a mount elsewhere wait for.
+
+use object_store::memory::InMemory;
+use object_store::throttle::{ThrottleConfig, ThrottledStore};
+use store::{Name, ObjectId};
+use tokio::time::Instant;
+
+use super::*;
+use crate::format::Options;
+use crate::garbage::tests::{make as make_file, read, write};
+
+/// The time to the bucket and back, the only thing that takes time here.
+const DISTANCE: Duration = Duration::from_millis(100);
+
+fn distant(objects: &Arc<InMemory>) -> Bucket {
+    let config = ThrottleConfig {
+        wait_get_per_call: DISTANCE,
+        wait_list_per_call: DISTANCE,
+        wait_list_with_delimiter_per_call: DISTANCE,
+        wait_put_per_call: DISTANCE,
+        wait_delete_per_call: DISTANCE,
+        ..ThrottleConfig::default()
+    };
+    Bucket::new(Arc::new(ThrottledStore::new(Arc::clone(objects), config)), "v".into())
+}
+
+fn round_trips(since: Instant) -> u128 {
+    since.elapsed().as_millis() / DISTANCE.as_millis()
+}
+
+#[tokio::test(start_paused = true)]
+async fn few_requests_of_a_handover_wait_for_each_other() {
+    let objects = Arc::default();
+    make(&distant(&objects), Options::default(), None).await.unwrap();
+    let mounted = open_held(&distant(&objects), None, &OpenOptions::default()).await.unwrap();
+    let file = make_file(mounted.tree(), "file").await;
+    write(mounted.tree(), &file, 1, 1000).await;
+    drop(make_file(mounted.tree(), "another").await);
+    drop(file);
+    let begun = Instant::now();
+    mounted.close().await;
+    // The rows, in the log and in a table; the manifest; the lease.
+    assert!(round_trips(begun) <= 4, "{} round trips of an unmount", round_trips(begun));
+
+    let begun = Instant::now();
+    let mounted = open_held(&distant(&objects), None, &OpenOptions::default()).await.unwrap();
+    let tree = mounted.tree();
+    // Format, lease, and the manifest's name; the manifest; the lease, and the log; the writer's manifest; the
+    // fence; whether there is another writer; the table.
+    assert!(round_trips(begun) <= 7, "{} round trips of a mount", round_trips(begun));
+    let entry = tree.lookup(ObjectId::ROOT, Name::new("file".as_ref()).unwrap()).await.unwrap();
+    assert_eq!(read(tree, &tree.pin(entry.id.0), 1000).await, [1; 1000]);
+    assert!(round_trips(begun) <= 8, "{} round trips until data was read", round_trips(begun));
+    mounted.close().await;
+}
