@@ -144,6 +144,11 @@ impl Bucket {
         self.requests.stop();
     }
 
+    /// Logs what all handles have sent; what is sent later is not logged any more.
+    pub(crate) fn log_requests(&self) {
+        self.requests.log();
+    }
+
     /// Whether [`stop`](Self::stop) was called.
     #[must_use]
     pub fn is_stopped(&self) -> bool {

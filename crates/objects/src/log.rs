@@ -36,6 +36,7 @@ mod writer;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use object_store::PutPayload;
@@ -66,6 +67,10 @@ const SEAL_BYTES: usize = 8 << 20;
 const _: () = assert!((SEAL_BYTES + BATCH_BYTES_MAX + SEAL_BYTES) as u64 <= object::OBJECT_BYTES_MAX);
 /// Bytes that are sealed and not durable from which on callers wait.
 const QUEUED_BYTES_MAX: usize = 64 << 20;
+/// The part of the time of a commit that another waits for company.
+const PAUSE_PART: u32 = 10;
+/// A shorter pause is none: timers are coarser.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
 
 /// The log of a volume.
 #[derive(Debug)]
@@ -277,6 +282,17 @@ impl CommitLog {
         let has_come =
             |state: &State| state.failed.is_some() || state.is_open_empty() || state.sealed.len() < max;
         self.wait_until(|state| has_come(state).then_some(())).await;
+    }
+
+    /// How long a commit waits for others that come beside it: a part of what it takes, and only if
+    /// others are on their way, whose callers will come again.
+    pub(crate) fn pause_before_commit(&self) -> Option<Duration> {
+        let state = self.state.lock();
+        if state.sealed.is_empty() || state.is_open_empty() || state.failed.is_some() {
+            return None;
+        }
+        drop(state);
+        self.turns.fastest().map(|took| took / PAUSE_PART).filter(|pause| *pause >= PAUSE_MIN)
     }
 
     /// Waits until `look` finds something; it looks again whenever something has changed.

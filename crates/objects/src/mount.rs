@@ -381,6 +381,8 @@ impl Mounted {
             journal.disk.unlock();
         }
         self.bucket.stop();
+        // Here: tasks that end with the process may have handles.
+        self.bucket.log_requests();
         if let Some(held) = &self.held {
             // Also where the bucket does not know of the release.
             held.give_up();

@@ -14,7 +14,7 @@
 //! may be the echo of its own success: [`Answer::after_unknown`] says so.
 
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use object_store::{Error as StoreError, Result as StoreResult};
@@ -155,6 +155,7 @@ pub(crate) struct Requests {
     bulk: Semaphore,
     pauses: Mutex<Pauses>,
     pub(crate) counters: Arc<Counters>,
+    logged: Once,
 }
 
 impl Requests {
@@ -166,6 +167,7 @@ impl Requests {
             bulk: Semaphore::new(BULK),
             pauses: Mutex::new(Pauses { budget: BUDGET / 2, random: seed }),
             counters: Arc::default(),
+            logged: Once::new(),
         }
     }
 
@@ -296,12 +298,20 @@ impl Requests {
     }
 }
 
+impl Requests {
+    /// Logs, once, the requests in all: an unmount ends the process before they could be asked for.
+    pub(crate) fn log(&self) {
+        self.logged.call_once(|| {
+            let Stats { get, put, list, delete, .. } = self.counters.stats();
+            let [get, put, list, delete] = [get, put, list, delete].map(|kind| kind.requests);
+            tracing::debug!(get, put, list, delete, "requests sent to a bucket, in all");
+        });
+    }
+}
+
 impl Drop for Requests {
-    /// Logs the requests in all: an unmount ends the process before they could be asked for.
     fn drop(&mut self) {
-        let Stats { get, put, list, delete, .. } = self.counters.stats();
-        let [get, put, list, delete] = [get, put, list, delete].map(|kind| kind.requests);
-        tracing::debug!(get, put, list, delete, "requests sent to a bucket, in all");
+        self.log();
     }
 }
 

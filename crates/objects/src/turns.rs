@@ -187,6 +187,12 @@ impl Turns {
         Turn { turns: Arc::clone(self), tenant }
     }
 
+    /// The fastest commit of the last seconds, if there was one.
+    pub(crate) fn fastest(&self) -> Option<Duration> {
+        let state = self.state.lock();
+        state.fastest.now.into_iter().chain(state.fastest.before).min()
+    }
+
     /// A commit of so many bytes was made, and took so long.
     pub(crate) fn committed(&self, bytes: usize, took: Duration) {
         if bytes > SMALL {

@@ -28,6 +28,38 @@ fn round_trips(since: Instant) -> u128 {
     since.elapsed().as_millis() / DISTANCE.as_millis()
 }
 
+/// Threads that sync all the time share the objects of the log, though four are on their way.
+#[tokio::test(start_paused = true)]
+async fn commits_that_come_together_share_a_request() {
+    const CALLERS: usize = 64;
+    let objects = Arc::default();
+    make(&distant(&objects), Options::default(), None).await.unwrap();
+    let mounted = open_held(&distant(&objects), None, &OpenOptions::default()).await.unwrap();
+    let puts = || mounted.requests().kinds.iter().find(|kind| kind.name == "put").map_or(0, |kind| kind.sent);
+    let mut files = Vec::new();
+    for number in 0..CALLERS {
+        files.push(make_file(mounted.tree(), &format!("file-{number}")).await);
+    }
+    let file = files.remove(0);
+    write(mounted.tree(), &file, 1, 1000).await;
+    let (before, begun) = (puts(), Instant::now());
+    let syncing = files.into_iter().map(|file| {
+        let tree = Arc::clone(mounted.tree());
+        tokio::spawn(async move {
+            for byte in 0..10 {
+                write(&tree, &file, byte, 1000).await;
+            }
+        })
+    });
+    for one in syncing.collect::<Vec<_>>() {
+        one.await.unwrap();
+    }
+    let (syncs, puts) = (10 * (CALLERS - 1), puts() - before);
+    assert!(puts * 10 <= syncs as u64, "{puts} PUTs for {syncs} fsyncs");
+    assert!(round_trips(begun) <= 15, "{} round trips of ten fsyncs", round_trips(begun));
+    mounted.close().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn few_requests_of_a_handover_wait_for_each_other() {
     let objects = Arc::default();

@@ -284,6 +284,10 @@ impl Engine for SlateEngine {
     async fn commit(&self) -> Result<()> {
         // Those who wait here share the next commit: the first of them seals what all have written,
         // and the others find nothing to send.
+        // Those whose commit has just ended come again within a moment: they share the next.
+        if let Some(pause) = self.log.pause_before_commit() {
+            tokio::time::sleep(pause).await;
+        }
         self.log.wait_for_turn(COMMITS).await;
         self.flush(FlushOptions { flush_type: FlushType::Wal }).await
     }
