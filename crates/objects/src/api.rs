@@ -7,11 +7,14 @@
 mod snapshots;
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use serde::Serialize;
 use store::{Error, ErrorKind, Result, Store};
+use tokio::time::timeout;
 
 use crate::bucket::{Bucket, Patience};
 use crate::clone_volume as cloning;
@@ -44,6 +47,9 @@ pub use snapshots::{Cloned, SnapshotInfo, clone_volume, create_snapshot, delete_
 
 /// The schemes of the URLs that name a volume.
 pub const SCHEMES: [&str; 5] = ["s3", "gs", "az", "file", "memory"];
+
+/// How long the log is read on when the lease is taken.
+const READ_MEANWHILE: Duration = Duration::from_secs(1);
 
 /// How to open a volume.
 #[derive(Debug, Clone, Default)]
@@ -311,18 +317,21 @@ async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions
     let window = format.log_window.into();
     let read = async {
         let last = last_if_free?;
-        Some(read_log(&lasting, last, (&codec, window)).await)
+        // What cannot be read is read again, and its error is that of the mount.
+        read_log(bucket, last, (&codec, window)).await.ok()
     };
-    let taken = Lease::take_as_seen(bucket, &request, host, seen);
-    // Both to their ends: one that takes the volume may have done so.
-    let (taken, earlier) = tokio::join!(taken, read);
-    let held = Arc::new(taken?);
+    let take = Lease::take_as_seen(bucket, &request, host, seen);
+    let (held, earlier) = match select(pin!(take), pin!(read)).await {
+        // A holder has to answer others: the rest is read when it does.
+        Either::Left((held, read)) => (held?, timeout(READ_MEANWHILE, read).await.ok().flatten()),
+        Either::Right((earlier, take)) => (take.await?, earlier),
+    };
+    let held = Arc::new(held);
     let mount = MountOptions {
         nonce: held.nonce().to_bytes(),
         held: Some(Arc::clone(&held)),
         found,
-        // What could not be read is read again, and its error is that of the mount.
-        earlier: earlier.and_then(Result::ok),
+        earlier,
         disk_cache: options.disk_cache.clone(),
         journal: journal.clone(),
         ..MountOptions::new(&format, codec)

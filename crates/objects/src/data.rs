@@ -296,7 +296,9 @@ impl Tree {
 
     /// Makes everything durable.
     pub(crate) async fn sync_all(self: &Arc<Self>) -> Result<()> {
-        for (pin, rounds) in self.settle_all().await? {
+        let all = self.settle_all().await?;
+        all.iter().for_each(|(pin, rounds)| pin.wait_begins(*rounds));
+        for (pin, rounds) in all {
             self.wait_for(&pin, rounds).await?;
         }
         self.pending.failure()?;

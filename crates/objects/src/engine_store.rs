@@ -81,7 +81,9 @@ pub(crate) struct EngineStore {
 struct Known {
     newest: Option<Found>,
     is_listed: bool,
-    /// Tables that were read; `None`: it is not small.
+    /// How many tables were to be fetched whole.
+    wholes: usize,
+    /// Tables that were read; `None`: it is not small, or is not here yet.
     tables: Vec<(Path, Option<Found>)>,
 }
 
@@ -94,7 +96,7 @@ impl fmt::Display for EngineStore {
 impl EngineStore {
     /// The engine's objects are below `engine`.
     pub(crate) fn new(inner: Arc<dyn ObjectStore>, engine: &Path, newest: Option<Found>) -> Arc<Self> {
-        let known = Known { newest, is_listed: false, tables: Vec::new() };
+        let known = Known { newest, is_listed: false, wholes: 0, tables: Vec::new() };
         Arc::new(Self {
             inner,
             manifests: engine.clone().join("manifest"),
@@ -118,7 +120,7 @@ impl EngineStore {
         });
     }
 
-    /// From here on every request is refused.
+    /// From here on what the engine sends at its end is refused: it puts and gets manifests.
     pub(crate) fn close(&self) {
         // ORDERING: Relaxed. The engine's tasks are told to end after this, by a lock of theirs; one request of
         // theirs more or less changes nothing.
@@ -158,17 +160,15 @@ impl EngineStore {
             return None;
         }
         let mut known = self.known.lock();
-        let tables = &mut known.as_mut()?.tables;
+        let known = known.as_mut()?;
+        let tables = &mut known.tables;
         if tables.iter().any(|(path, _)| path == location) {
             return None;
         }
-        let small = tables.iter().filter(|(_, table)| table.is_some()).count();
-        if range.end > WHOLE || small >= TABLES {
-            // Bounded by the tables that an opening reads.
-            tables.push((location.clone(), None));
-            return None;
-        }
-        Some(0..range.end)
+        // Bounded by the tables that an opening reads.
+        tables.push((location.clone(), None));
+        known.wholes += usize::from(range.end <= WHOLE);
+        (range.end <= WHOLE && known.wholes <= TABLES).then_some(0..range.end)
     }
 
     async fn fetch(
@@ -186,8 +186,10 @@ impl EngineStore {
         }
         meta.location = location.clone();
         meta.size = range.end;
-        if let Some(known) = &mut *self.known.lock() {
-            known.tables.push((location.clone(), Some(Found { meta, bytes })));
+        if let Some(known) = &mut *self.known.lock()
+            && let Some((_, table)) = known.tables.iter_mut().find(|(path, _)| path == location)
+        {
+            *table = Some(Found { meta, bytes });
         }
         Ok(self.known(location, asked))
     }

@@ -69,6 +69,8 @@ const _: () = assert!((SEAL_BYTES + BATCH_BYTES_MAX + SEAL_BYTES) as u64 <= obje
 const QUEUED_BYTES_MAX: usize = 64 << 20;
 /// The part of the time of a commit that another waits for company.
 const PAUSE_PART: u32 = 10;
+/// Also where the store is very slow.
+const PAUSE_MAX: Duration = Duration::from_millis(20);
 /// A shorter pause is none: timers are coarser.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 
@@ -292,7 +294,10 @@ impl CommitLog {
             return None;
         }
         drop(state);
-        self.turns.fastest().map(|took| took / PAUSE_PART).filter(|pause| *pause >= PAUSE_MIN)
+        self.turns
+            .fastest()
+            .map(|took| (took / PAUSE_PART).min(PAUSE_MAX))
+            .filter(|pause| *pause >= PAUSE_MIN)
     }
 
     /// Waits until `look` finds something; it looks again whenever something has changed.
@@ -418,7 +423,10 @@ impl CommitLog {
         let object = PutPayload::from_iter(parts);
         let (len, begun) = (object.content_length(), Instant::now());
         let made = self.bucket.create(&name, object).await?;
-        self.turns.committed(len, begun.elapsed());
+        // With a journal nobody waits for it.
+        if self.journal().is_none() {
+            self.turns.committed(len, begun.elapsed());
+        }
         if matches!(made, Condition::Met(_)) {
             return Ok(true);
         }

@@ -1,8 +1,9 @@
 //! Data that waits for its extents: bounded for the volume, found by a sync.
 //!
-//! Room is taken by tenants. What one takes beyond a little leaves a reserve free, which those take
-//! from who have little; and who has more than another that waits, waits behind it. So a tenant's
-//! bulk data is what its own writes wait for, and nobody else's.
+//! Room is taken by tenants, which are cgroups. What one takes beyond a little leaves a reserve free,
+//! which those take from who have little; and who has more than another that waits, waits behind it.
+//! So a tenant's bulk data is what its own writes wait for. Where so many tenants write that the
+//! reserve is taken as well, who has least gets what becomes free when the next round ends.
 
 use std::collections::HashMap;
 
@@ -17,8 +18,9 @@ use crate::node::Pin;
 const BYTES_MAX: u64 = 80 << 20;
 /// Of these, what is kept for tenants that have little.
 const RESERVE: u64 = 16 << 20;
-/// What a tenant has at most when it takes from the reserve.
-const LITTLE: u64 = 4 << 20;
+/// The reserve is for so many tenants with the most of it that one takes; where there are more, each
+/// takes its part.
+const SHARES: u64 = 4;
 
 /// The files with such data.
 #[derive(Debug, Default)]
@@ -71,7 +73,8 @@ impl State {
 
     fn has_room(&self, tenant: u64, bytes: u64) -> bool {
         let own = self.of(tenant);
-        let is_little = own + bytes <= LITTLE || is_on("bulk-data-takes-the-reserve");
+        let little = RESERVE / SHARES.max(self.by_tenant.len() as u64);
+        let is_little = own + bytes <= little || is_on("bulk-data-takes-the-reserve");
         let max = if is_little { BYTES_MAX } else { BYTES_MAX - RESERVE };
         let is_behind = self.waiting.keys().any(|other| self.of(*other) < own);
         // A larger write than all of it goes alone.
@@ -221,6 +224,8 @@ mod schedules {
 
     use super::*;
 
+    const LITTLE: u64 = RESERVE / SHARES;
+
     #[tokio::test(start_paused = true)]
     async fn what_rounds_have_taken_does_not_make_it_tight() {
         let (pending, half) = (Pending::default(), BYTES_MAX / 2);
@@ -251,9 +256,10 @@ mod schedules {
         let has_room = poll!(&mut neighbour).is_ready();
         assert!(has_to_wait && has_room, "the neighbour's room is taken");
         // All is taken: who has less gets what becomes free, whoever came first.
-        for tenant in 3..=5 {
+        for tenant in 3..=4 {
             pending.take(tenant, LITTLE).await.unwrap();
         }
+        pending.take(5, RESERVE / 5).await.unwrap();
         let late = pending.take(6, 1 << 20);
         pin!(late);
         assert!(poll!(&mut late).is_pending(), "all is bounded");

@@ -50,6 +50,7 @@ impl Tree {
                 rounds = self.settle(pin, &mut state, true);
             }
             drop(state);
+            pin.wait_begins(rounds);
             self.wait_for(pin, rounds).await?;
         }
     }

@@ -49,7 +49,6 @@ pub(crate) struct Tree {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) segments: Segments,
     pub(crate) extent_cache: ExtentCache,
-    /// Segments that may be made at a time.
     pub(crate) nodes: Nodes,
     pub(crate) pending: Pending,
     pub(crate) work: Work,

@@ -2,17 +2,17 @@
 //!
 //! # How many
 //! A commit of a few KiB that comes beside eight segments waits until the store, and the line to it,
-//! have taken most of these. So small commits are timed. The fastest of the last seconds shows what
-//! one takes alone; one that takes twice as long, and [`NOTICED`] more, halves how many segments may
-//! be on their way, down to one. After a second without such a commit each segment that ends allows
+//! have taken most of these. So small commits are timed: those with no segment beside show what one
+//! takes alone. One beside segments that takes twice as long, and [`NOTICED`] more, halves how many of
+//! these may be on their way, down to one. After a second without such a commit each segment that ends allows
 //! one more. A burst begins with two, for what it does to commits is not known. Where nobody commits,
 //! nobody is held up.
 //!
 //! # Whose
-//! Segments that somebody waits for go first; of equals, those of the tenant that has fewest on their
-//! way; of its own, the first. So no tenant waits for all that another has written.
+//! The tenant's that has had none for the longest time; of its own, first those that somebody waits
+//! for. So no tenant waits for all that another has written. One segment that somebody waits for may
+//! always go for each tenant: a request that hangs holds up its own.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,10 +52,15 @@ struct State {
     /// When the last commit ended that was slow.
     slow: Option<Instant>,
     fastest: Fastest,
+    /// What a commit takes with no segment beside: the mean of the last few.
+    alone: Option<Duration>,
     /// When the last turn ended.
     ended: Option<Instant>,
     /// How many segments of each tenant are on their way.
     under_way: HashMap<u64, usize>,
+    /// The last turn of each tenant that waits or has one.
+    served: HashMap<u64, u64>,
+    turns: u64,
     /// Those that wait, in the order in which they came.
     waiting: BTreeMap<u64, Waiting>,
     next: u64,
@@ -93,15 +98,26 @@ impl State {
         self.under_way.get(&tenant).copied().unwrap_or(0)
     }
 
+    /// Whether one that waits may go as far as the number of segments decides.
+    fn may_go(&self, one: &Waiting) -> bool {
+        let under_way: usize = self.under_way.values().sum();
+        let most = if one.is_awaited { MOST } else { UNAWAITED };
+        under_way < most.min(self.allowed) || one.is_awaited && self.of(one.tenant) == 0
+    }
+
     /// Whether the turn of one that waits has come.
     fn has_come(&self, id: u64) -> bool {
-        let key = |(id, one): (&u64, &Waiting)| (Reverse(one.is_awaited), self.of(one.tenant), *id);
-        let first = self.waiting.iter().min_by_key(|&one| key(one));
-        let under_way: usize = self.under_way.values().sum();
-        first.is_some_and(|(first, one)| {
-            let most = if one.is_awaited { MOST } else { UNAWAITED };
-            *first == id && under_way < most.min(self.allowed)
-        })
+        let last = |tenant| self.served.get(&tenant).copied().unwrap_or(0);
+        let ready = self.waiting.iter().filter(|(_, one)| self.may_go(one));
+        let next = ready.min_by_key(|(id, one)| (last(one.tenant), !one.is_awaited, **id));
+        next.is_some_and(|(next, _)| *next == id)
+    }
+
+    /// Forgets a tenant that neither waits nor has a turn.
+    fn forget(&mut self, tenant: u64) {
+        if self.of(tenant) == 0 && self.waiting.values().all(|one| one.tenant != tenant) {
+            self.served.remove(&tenant);
+        }
     }
 }
 
@@ -121,6 +137,7 @@ impl Drop for Turn {
                 state.under_way.remove(&self.tenant);
             }
         }
+        state.forget(self.tenant);
         state.ended = Some(Instant::now());
         if state.slow.is_none_or(|slow| slow.elapsed() > CAREFUL) {
             state.allowed = MOST.min(state.allowed + 1);
@@ -138,7 +155,11 @@ struct Place<'a> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.turns.state.lock().waiting.remove(&self.id);
+        let mut state = self.turns.state.lock();
+        if let Some(one) = state.waiting.remove(&self.id) {
+            state.forget(one.tenant);
+        }
+        drop(state);
         self.turns.changed.notify_waiters();
     }
 }
@@ -150,7 +171,10 @@ impl Turns {
             slow: None,
             ended: None,
             fastest: Fastest::default(),
+            alone: None,
             under_way: HashMap::new(),
+            served: HashMap::new(),
+            turns: 0,
             waiting: BTreeMap::new(),
             next: 0,
         };
@@ -178,6 +202,9 @@ impl Turns {
                 let mut state = self.state.lock();
                 if state.has_come(id) {
                     *state.under_way.entry(tenant).or_default() += 1;
+                    state.turns += 1;
+                    let turn = state.turns;
+                    state.served.insert(tenant, turn);
                     break;
                 }
             }
@@ -200,7 +227,15 @@ impl Turns {
         }
         let mut state = self.state.lock();
         let fastest = state.fastest.add(took);
-        if took > 2 * fastest + NOTICED && !is_on("segments-not-paced") {
+        let was_alone = state.under_way.is_empty() && state.ended.is_none_or(|ended| ended.elapsed() > took);
+        if was_alone {
+            state.alone = Some(state.alone.map_or(took, |alone| (7 * alone + took) / 8));
+            return;
+        }
+        let usual = state.alone.unwrap_or(fastest).max(fastest);
+        // Those that were on their way together are slow for one reason.
+        let is_known = state.slow.is_some_and(|slow| slow.elapsed() < took);
+        if took > 2 * usual + NOTICED && !is_known && !is_on("segments-not-paced") {
             state.allowed = (state.allowed / 2).max(1);
             state.slow = Some(Instant::now());
         }
@@ -226,50 +261,47 @@ mod schedules {
         std::iter::from_fn(|| come(turns, tenant, is_awaited)).collect()
     }
 
-    /// Commits that became slow leave one segment on its way; when they are fast again, or the store is
-    /// farther away than it was, as many as before.
+    /// Commits that become slow beside segments leave one of these on its way; when they are fast again, or
+    /// the store is farther away than it was, as many as before.
     #[tokio::test(start_paused = true)]
     async fn slow_commits_leave_one_segment_and_fast_ones_give_them_back() {
         let turns = Turns::new();
         let ms = Duration::from_millis;
-        let mut under_way: Vec<_> = std::iter::from_fn(|| come(&turns, 1, true)).collect();
-        assert_eq!(under_way.len(), FIRST);
+        // Nobody waits for another: each says how many there are.
+        let fill = |under_way: &mut Vec<Turn>| {
+            under_way.extend(std::iter::from_fn(|| come(&turns, 1, true)));
+            under_way.len()
+        };
+        turns.committed(300, ms(2));
+        turns.committed(300, ms(90));
+        let mut under_way = Vec::new();
+        assert_eq!(fill(&mut under_way), FIRST, "what was slow alone was not slow by segments");
         under_way.clear();
         under_way.extend(burst(&turns, 1, true));
         assert_eq!(under_way.len(), MOST, "all are bounded");
-        turns.committed(300, ms(2));
-        turns.committed(300, ms(8));
+        turns.committed(300, ms(30));
         turns.committed(SMALL + 1, ms(500));
         drop(under_way.pop());
-        assert!(come(&turns, 1, true).is_some(), "none of these was slow");
-        for _ in 0..5 {
-            turns.committed(300, ms(10));
+        assert_eq!(fill(&mut under_way), MOST, "none of these was slow");
+        for _ in 0..4 {
+            turns.committed(300, ms(60));
+            advance(ms(60)).await;
         }
         under_way.truncate(1);
-        assert!(come(&turns, 1, true).is_none(), "as many segments beside slow commits");
+        assert_eq!(fill(&mut under_way), 1, "as many segments beside slow commits");
         drop(under_way.pop());
-        under_way.extend(come(&turns, 1, true));
-        assert_eq!(under_way.len(), 1, "one may always go");
-        // Distance alone is not slow: what was fast before is forgotten.
-        for _ in 0..3 {
-            advance(REMEMBERED + ms(1)).await;
-            turns.committed(300, ms(50));
-        }
+        assert_eq!(fill(&mut under_way), 1, "one may always go");
         advance(CAREFUL + ms(1)).await;
-        turns.committed(300, ms(90));
+        turns.committed(300, ms(25));
         for at in 2..=MOST {
             drop(under_way.pop());
-            while let Some(turn) = come(&turns, 1, true) {
-                under_way.push(turn);
-            }
-            assert_eq!(under_way.len(), at);
+            assert_eq!(fill(&mut under_way), at);
         }
     }
 
-    /// A segment that somebody waits for goes before others, and a tenant's does not wait for all of
-    /// another's.
+    /// Of one tenant a segment that somebody waits for goes first; of two tenants, each in turn.
     #[tokio::test(start_paused = true)]
-    async fn awaited_segments_go_first_and_tenants_take_turns() {
+    async fn tenants_take_turns_and_one_that_waits_for_its_own_goes_at_once() {
         let turns = Turns::new();
         let mut under_way = burst(&turns, 1, false);
         assert_eq!(under_way.len(), UNAWAITED);
@@ -279,23 +311,38 @@ mod schedules {
             tokio::spawn(async move {
                 let turn = turns.turn(tenant, is_awaited).await;
                 order.lock().push((tenant, is_awaited));
-                turn
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                drop(turn);
             })
         };
-        let first = [wait(1, false), wait(1, false), wait(2, false)];
+        // All commits are slow: one segment at a time.
+        for _ in 0..4 {
+            turns.committed(300, Duration::from_millis(1));
+            turns.committed(300, Duration::from_secs(1));
+            advance(Duration::from_secs(1)).await;
+        }
+        let mut waiting: Vec<_> = (0..4).map(|_| wait(1, false)).collect();
         tokio::task::yield_now().await;
-        drop(under_way.pop());
+        waiting.push(wait(2, false));
+        waiting.push(wait(2, false));
+        waiting.push(wait(1, true));
         tokio::task::yield_now().await;
-        assert_eq!(*order.lock(), [(2, false)], "a tenant's segments go before another's");
-        // Somebody waits for it: not behind the four.
-        let awaited = wait(1, true);
-        awaited.await.unwrap();
-        drop(under_way);
-        for one in first {
+        assert!(order.lock().is_empty());
+        wait(3, true).await.unwrap();
+        assert_eq!(
+            *order.lock(),
+            [(3, true)],
+            "a tenant's segments go before another's that somebody waits for"
+        );
+        under_way.clear();
+        for one in waiting {
             one.await.unwrap();
         }
-        assert_eq!(order.lock().len(), 4);
-        assert!(turns.state.lock().under_way.is_empty() && turns.state.lock().waiting.is_empty());
+        let expected =
+            [(3, true), (2, false), (1, true), (2, false), (1, false), (1, false), (1, false), (1, false)];
+        assert_eq!(*order.lock(), expected, "a tenant waits for all of another's");
+        let state = turns.state.lock();
+        assert!(state.under_way.is_empty() && state.waiting.is_empty() && state.served.is_empty());
     }
 
     #[cfg(shuttle)]

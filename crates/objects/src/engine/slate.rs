@@ -44,7 +44,7 @@ pub(crate) struct SlateEngine {
     pub(super) db: Db,
     pub(super) log: Arc<CommitLog>,
     engine_store: Arc<EngineStore>,
-    /// The same, for those who only read it.
+    /// The same, as the engine's parts take it.
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) root: Path,
     pub(super) path: Path,
@@ -305,7 +305,11 @@ impl Engine for SlateEngine {
         if let Some(merging) = merging {
             let _it_ended = merging.await;
         }
-        let written = self.write_tables().await;
+        let mut written = self.write_tables().await;
+        if written.is_ok() && self.log.has_open() {
+            // Written since by a task that has not ended: nobody waits for it, and it is not lost.
+            written = self.write_tables().await;
+        }
         if written.is_ok() {
             self.engine_store.close();
         }
