@@ -5,6 +5,7 @@
 //! that forks or leaves its terminal does that before.
 
 mod snapshots;
+mod volumes;
 
 use std::path::PathBuf;
 use std::pin::pin;
@@ -44,6 +45,7 @@ use crate::url::Url;
 use crate::utc::in_utc;
 use crate::wrapped_key::WrappedKey;
 pub use snapshots::{Cloned, SnapshotInfo, clone_volume, create_snapshot, delete_snapshot, snapshots};
+pub use volumes::{delete_volume, volumes};
 
 /// The schemes of the URLs that name a volume.
 pub const SCHEMES: [&str; 5] = ["s3", "gs", "az", "file", "memory"];

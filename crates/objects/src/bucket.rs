@@ -392,6 +392,19 @@ impl Bucket {
         answer.result.map_err(|error| self.unexpected("list", dir, &error))
     }
 
+    /// The names of what looks like directories at the top: the first parts of longer names. In no
+    /// order.
+    pub(crate) async fn directories(&self) -> Result<Vec<String>> {
+        let attempt = || self.store.list_with_delimiter(Some(&self.root));
+        let answer = self.send("list", "", self.how(Kind::List, None), attempt).await?;
+        let listed = answer.result.map_err(|error| self.unexpected("list", "", &error))?;
+        if listed.common_prefixes.len() > MAX_NAMES {
+            let detail = format!("{}: more than {MAX_NAMES} directories", self.about.url);
+            return Err(Error::with(ErrorKind::TooBig, "list", detail));
+        }
+        Ok(listed.common_prefixes.iter().filter_map(|path| path.filename().map(str::to_owned)).collect())
+    }
+
     /// Deletes an object, if it is there.
     pub async fn delete(&self, name: &str) -> Result<()> {
         self.delete_many(&[name]).await

@@ -36,6 +36,8 @@ use store::{Error, ErrorKind, Result};
 const STORE: &str = "directory";
 /// How often a put makes directories that deletes remove.
 const REMADE: u32 = 16;
+/// How deep the directories of a volume's objects may lie, and more.
+const DIRECTORIES_DEEP: u32 = 8;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -210,9 +212,37 @@ impl Staged {
 
 /// Excludes other updates, of other processes too, until it is dropped.
 fn take(lock: &FilePath) -> io::Result<File> {
-    let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(lock)?;
-    rustix::io::retry_on_intr(|| rustix::fs::flock(&lock, FlockOperation::LockExclusive))?;
-    Ok(lock)
+    loop {
+        let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(lock)?;
+        rustix::io::retry_on_intr(|| rustix::fs::flock(&lock, FlockOperation::LockExclusive))?;
+        // Removed with its volume meanwhile: another file has the name, or none.
+        if rustix::fs::fstat(&lock)?.st_nlink > 0 {
+            return Ok(lock);
+        }
+    }
+}
+
+/// Removes what is left of a volume whose objects were deleted: its lock, and directories without
+/// anything in them. What is not empty stays.
+pub(crate) fn remove_empty(dir: &FilePath) {
+    let path = dir.join("lock#0");
+    if path.exists() {
+        // Under the lock, so that nobody holds it who goes on.
+        let locked = take(&path);
+        let _was_there = fs::remove_file(&path);
+        drop(locked);
+    }
+    remove_directories(dir, DIRECTORIES_DEEP);
+}
+
+fn remove_directories(dir: &FilePath, depth: u32) {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        if depth > 0 {
+            remove_directories(&entry.path(), depth - 1);
+        }
+    }
+    let _not_empty = fs::remove_dir(dir);
 }
 
 fn put(

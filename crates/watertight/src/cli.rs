@@ -223,6 +223,24 @@ pub enum Verb {
         `docker volume rm` forgets the name; the data stays.")]
     DockerPlugin(DockerPluginArgs),
 
+    /// Serve volumes to Kubernetes: a driver of the Container Storage Interface.
+    #[cfg(feature = "csi")]
+    #[command(after_help = "Examples:\n  \
+        watertight csi --endpoint unix:///csi/csi.sock --node-id NODE\n  \
+        watertight csi --endpoint unix:///csi/csi.sock --controller --url-prefix s3://bucket/volumes\n\n\
+        Volumes on object storage are made, cloned, enlarged and deleted by the controller (parameters of a class: url, the prefix below which \
+        they are; compress, as for `watertight format`), and mounted by the node (mountOptions: those of `watertight mount`). Secrets are the \
+        keys of a bucket, by the names that their variables have (AWS_ACCESS_KEY_ID and the like); without them the driver's own environment has \
+        them. Directories of the node are static or ephemeral volumes: attributes `type: directory` and `path`.\n\n\
+        Unpublishing removes a bind mount and waits for nothing; unstaging returns when the data is on the store and the store is free. Mounts \
+        are served by processes of their own: the driver may be restarted at any time.")]
+    Csi(CsiArgs),
+
+    /// Do one step of the driver's with a bucket.
+    #[cfg(feature = "csi")]
+    #[command(hide = true)]
+    CsiStep,
+
     /// Wait until a volume is drained and its store is free.
     #[command(after_help = "Examples:\n  \
         watertight wait /mnt/data\n  \
@@ -838,6 +856,58 @@ pub struct DockerPluginArgs {
     /// The directory for what is known of the volumes, their mountpoints, and their logs.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/watertight/docker-plugin")]
     pub state: PathBuf,
+}
+
+/// `csi`.
+#[cfg(feature = "csi")]
+#[derive(Debug, Args)]
+pub struct CsiArgs {
+    /// The unix socket that kubelet and the sidecars call.
+    #[arg(long, value_name = "URL", default_value = "unix:///csi/csi.sock")]
+    pub endpoint: String,
+    /// Serve the volumes of this node, by its name.
+    #[arg(long, value_name = "NAME")]
+    pub node_id: Option<String>,
+    /// Make and delete volumes.
+    #[arg(long)]
+    pub controller: bool,
+    /// The driver's name, which classes and volumes give.
+    #[arg(long, value_name = "NAME", default_value = "csi.watertight.dev")]
+    pub driver_name: String,
+    /// Volumes are below this prefix alone; may be given several times. Without it they may be in
+    /// any bucket, and in no directory of the host (`file:///DIR`).
+    #[arg(long, value_name = "URL")]
+    pub url_prefix: Vec<String>,
+    /// Directories of this host below this one may be volumes; may be given several times. Without
+    /// it, none may.
+    #[arg(long, value_name = "DIR")]
+    pub directory: Vec<PathBuf>,
+    /// The directory below which volumes are mounted.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
+    pub kubelet_root: PathBuf,
+    /// The directory for logs of mounts and for what the driver mounts for itself.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/watertight/csi")]
+    pub state: PathBuf,
+    /// Who runs the processes that serve mounts: systemd, in a scope of their own; or nobody, they
+    /// have a session of their own in the driver's cgroup.
+    #[arg(long, value_name = "WHO", default_value = "auto")]
+    pub mounts: ServedBy,
+    /// Leave the container that this runs in: go on in the host's namespaces, with a copy of this
+    /// program in the state directory of the host. Needs hostPID and privileges.
+    #[arg(long)]
+    pub in_host: bool,
+}
+
+/// Who runs the processes that serve mounts.
+#[cfg(feature = "csi")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ServedBy {
+    /// systemd where it runs, else nobody.
+    Auto,
+    /// `systemd-run --scope`.
+    Systemd,
+    /// Nobody.
+    Session,
 }
 
 /// `wait`.

@@ -89,6 +89,8 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Mount(args) => (LogFormat::for_mount(args.log_file.is_some()), "info"),
         Verb::Serve(args) if args.serves() => (LogFormat::for_mount(false), "info"),
         Verb::DockerPlugin(_) => (LogFormat::for_mount(false), "info"),
+        #[cfg(feature = "csi")]
+        Verb::Csi(_) => (LogFormat::for_mount(false), "info"),
         _ => (LogFormat::Text, "warn"),
     };
     logging::start(cli.log_format.unwrap_or(default), cli.log_level.as_deref(), level)?;
@@ -144,6 +146,10 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Wait(args) => wait::run(args)?,
         Verb::Serve(args) => serve::run(args)?,
         Verb::DockerPlugin(args) => containers::docker::run(args)?,
+        #[cfg(feature = "csi")]
+        Verb::Csi(args) => containers::csi::run(args)?,
+        #[cfg(feature = "csi")]
+        Verb::CsiStep => containers::csi::step::run()?,
         Verb::Top(args) => top::run(args)?,
         Verb::Demo(args) => demo::run(args)?,
         Verb::Bench(args) => bench::run(args)?,

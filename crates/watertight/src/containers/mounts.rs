@@ -10,7 +10,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use super::program;
+use super::program::{self, Launch};
 use crate::control::api::Status;
 use crate::host::holders::{self, HoldKind};
 use crate::host::mountinfo::{self, Mount};
@@ -76,7 +76,13 @@ impl Mounted {
 ///
 /// # Errors
 /// Why not.
-pub(super) fn mount(source: &str, options: &str, path: &Path, log: &Path) -> Result<(), String> {
+pub(super) fn mount(
+    launch: &Launch,
+    source: &str,
+    options: &str,
+    path: &Path,
+    log: &Path,
+) -> Result<(), String> {
     match Mounted::at(path)? {
         Mounted::Running(..) => return Ok(()),
         Mounted::Dead => {
@@ -99,7 +105,7 @@ pub(super) fn mount(source: &str, options: &str, path: &Path, log: &Path) -> Res
         arguments.extend(["-o".into(), options.into()]);
     }
     arguments.extend(["--".into(), source.into(), path.into()]);
-    program::run(&arguments, Some(MOUNT_MAX))
+    program::run_as(launch, &arguments, Some(MOUNT_MAX))
 }
 
 /// Unmounts what is at `path`; returns when its data is on its store and the store is free, however

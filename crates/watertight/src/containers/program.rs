@@ -4,8 +4,10 @@
 //! says goes to a file without a name: neither the end of this process nor that of a mount process
 //! in the background, which has the same standard error until it is mounted, can hold the other up.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
+#[cfg(feature = "csi")]
+use std::io::{self, Write as _};
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
@@ -13,11 +15,24 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::credentials::Credentials;
 use crate::host::process;
 use crate::term::shown::in_one_line;
 
 /// Bytes of a process's words that are read.
 const WORDS_BYTES_MAX: u64 = 16 << 10;
+/// Bytes of a process's answer that are read.
+#[cfg(feature = "csi")]
+const ANSWER_BYTES_MAX: u64 = 4 << 20;
+
+/// How a process is started.
+#[derive(Debug, Default)]
+pub(super) struct Launch {
+    /// Its credentials, which it gets in its environment: the arguments are for every user to see.
+    pub(super) credentials: Credentials,
+    /// The command that runs it outside of this process's cgroup; empty: none does.
+    pub(super) wrapper: Vec<OsString>,
+}
 
 /// Runs this program with these arguments to its end; what it prints on standard output is dropped.
 /// After `patience` it gets a SIGTERM.
@@ -25,12 +40,66 @@ const WORDS_BYTES_MAX: u64 = 16 << 10;
 /// # Errors
 /// What it said on standard error, in a line.
 pub(super) fn run<A: AsRef<OsStr>>(arguments: &[A], patience: Option<Duration>) -> Result<(), String> {
+    run_as(&Launch::default(), arguments, patience)
+}
+
+/// As [`run`], started so.
+///
+/// # Errors
+/// As there.
+pub(super) fn run_as<A: AsRef<OsStr>>(
+    launch: &Launch,
+    arguments: &[A],
+    patience: Option<Duration>,
+) -> Result<(), String> {
+    finish(command(launch, arguments).stdin(Stdio::null()).stdout(Stdio::null()), patience)
+}
+
+/// As [`run_as`], of a process that reads `input` and answers on standard output.
+///
+/// # Errors
+/// As there.
+#[cfg(feature = "csi")]
+pub(super) fn ask<A: AsRef<OsStr>>(
+    launch: &Launch,
+    arguments: &[A],
+    input: &[u8],
+    patience: Option<Duration>,
+) -> Result<Vec<u8>, String> {
+    let made = |error: io::Error| format!("cannot make a temporary file: {error}");
+    let (mut question, mut answer) =
+        (tempfile::tempfile().map_err(made)?, tempfile::tempfile().map_err(made)?);
+    let written = question.write_all(input).and_then(|()| question.seek(SeekFrom::Start(0)));
+    written.map_err(|error| format!("cannot write a temporary file: {error}"))?;
+    let out = answer.try_clone().map_err(made)?;
+    finish(command(launch, arguments).stdin(question).stdout(out), patience)?;
+    bytes(&mut answer, ANSWER_BYTES_MAX)
+}
+
+fn command<A: AsRef<OsStr>>(launch: &Launch, arguments: &[A]) -> Command {
+    let mut command = match launch.wrapper.split_first() {
+        Some((wrapper, more)) => {
+            let mut command = Command::new(wrapper);
+            // Of this process, not of the one that runs it.
+            command.args(more).arg(format!("/proc/{}/exe", std::process::id()));
+            command
+        }
+        None => {
+            let mut command = Command::new("/proc/self/exe");
+            command.arg0("watertight");
+            command
+        }
+    };
+    command.args(arguments);
+    command.env_remove("NOTIFY_SOCKET").env_remove("WATCHDOG_USEC").env_remove("RUST_LOG");
+    command.process_group(0).current_dir("/");
+    launch.credentials.apply(&mut command);
+    command
+}
+
+fn finish(command: &mut Command, patience: Option<Duration>) -> Result<(), String> {
     let failed = |error: &dyn std::fmt::Display| format!("cannot start a process of watertight: {error}");
     let mut words = tempfile::tempfile().map_err(|error| format!("cannot make a temporary file: {error}"))?;
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("watertight").args(arguments);
-    command.env_remove("NOTIFY_SOCKET").env_remove("WATCHDOG_USEC").env_remove("RUST_LOG");
-    command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0).current_dir("/");
     command.stderr(words.try_clone().map_err(|error| failed(&error))?);
     let mut child = command.spawn().map_err(|error| failed(&error))?;
     let is_late = patience.is_some_and(|patience| !process::child_ends_within(&child, patience));
@@ -52,10 +121,14 @@ pub(super) fn run<A: AsRef<OsStr>>(arguments: &[A], patience: Option<Duration>) 
 }
 
 fn text(file: &mut File) -> Result<String, String> {
+    Ok(String::from_utf8_lossy(&bytes(file, WORDS_BYTES_MAX)?).into_owned())
+}
+
+fn bytes(file: &mut File, most: u64) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
-    let read = file.seek(SeekFrom::Start(0)).and_then(|_| file.take(WORDS_BYTES_MAX).read_to_end(&mut bytes));
+    let read = file.seek(SeekFrom::Start(0)).and_then(|_| file.take(most).read_to_end(&mut bytes));
     read.map_err(|error| format!("what a process of watertight said cannot be read: {error}"))?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(bytes)
 }
 
 fn pid(child: &Child) -> Option<Pid> {

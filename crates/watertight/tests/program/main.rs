@@ -16,6 +16,8 @@ mod clones;
 mod code_names;
 mod contract;
 mod control;
+#[cfg(feature = "csi")]
+mod csi;
 mod demo;
 mod docker;
 mod documents;

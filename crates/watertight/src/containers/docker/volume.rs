@@ -16,7 +16,7 @@ use super::options::VolumeOptions;
 use super::uses::VolumeRecord;
 use crate::containers::mounts::{self, Mounted};
 use crate::containers::names::VolumeName;
-use crate::containers::program;
+use crate::containers::program::{self, Launch};
 use crate::containers::records::Records;
 use crate::containers::turns::Turns;
 use crate::control::api::now_ms;
@@ -163,7 +163,7 @@ impl Volume {
             // The engine crashed, and knows nothing of the earlier use.
             record.remove_all_of(id);
         }
-        let mounted = mounts::mount(&options.spec(), &options.mount, &path, &self.log());
+        let mounted = mounts::mount(&Launch::default(), &options.spec(), &options.mount, &path, &self.log());
         if let Err(why) = mounted {
             let why = format!("volume {} cannot be mounted: {why}", self.name);
             self.fail(&why, false);

@@ -1,0 +1,136 @@
+//! The volumes below a prefix: which there are, and how one is deleted.
+
+use std::sync::Arc;
+
+use store::{Error, ErrorKind, Result};
+
+use crate::bucket::Bucket;
+use crate::directory::remove_empty;
+use crate::find_snapshot::list;
+use crate::format;
+use crate::lease::{Created, Held, Lease, Request, ThisHost};
+use crate::open::open_shared;
+use crate::parents::Parents;
+use crate::store::wait;
+use crate::url::Url;
+
+const OP: &str = "delete volume";
+/// Objects that are listed before they are deleted.
+const PAGE: usize = 1_000;
+/// The last two objects that are deleted, in this order: until then a deletion that ended early is
+/// found and ended by the next one.
+const LAST: [&str; 2] = [format::NAME, Lease::OBJECT];
+
+/// The names of the volumes below a prefix, in order, behind `after`, at most `most`; and the name
+/// behind which there may be more. A volume is what has an object `format`.
+///
+/// # Errors
+/// The bucket's.
+pub fn volumes(url: &str, after: Option<&str>, most: usize) -> Result<(Vec<String>, Option<String>)> {
+    let url: Url = url.parse()?;
+    if url.directory().is_some_and(|dir| !dir.exists()) {
+        return Ok((Vec::new(), None));
+    }
+    let bucket = open_shared(&url)?;
+    let runtime = crate::runtime::handle()?;
+    wait(&runtime, async {
+        let mut names = bucket.directories().await?;
+        names.retain(|name| after.is_none_or(|after| name.as_str() > after));
+        names.sort_unstable();
+        let has_more = names.len() > most;
+        names.truncate(most);
+        let next = names.last().filter(|_| has_more).cloned();
+        let mut volumes = Vec::new();
+        for name in names {
+            match bucket.get_up_to(&format!("{name}/{}", format::NAME), 0..1).await {
+                Ok(_) => volumes.push(name),
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((volumes, next))
+    })
+}
+
+/// Deletes a volume with all of its objects. It is held meanwhile, so that nobody mounts it. One
+/// whose deletion ended early is deleted to its end; where none is, nothing is done.
+///
+/// # Errors
+/// `Busy`: a process holds it, it has snapshots, or a journal has some of its data; the words say
+/// which. The bucket's.
+pub fn delete_volume(url: &str) -> Result<()> {
+    let url: Url = url.parse()?;
+    if url.directory().is_some_and(|dir| !dir.exists()) {
+        return Ok(());
+    }
+    let bucket = open_shared(&url)?;
+    let runtime = crate::runtime::handle()?;
+    let keep = runtime.clone();
+    wait(&runtime, delete(&bucket, keep))?;
+    if let Some(dir) = url.directory() {
+        remove_empty(&dir);
+    }
+    Ok(())
+}
+
+async fn delete(bucket: &Bucket, runtime: tokio::runtime::Handle) -> Result<()> {
+    match format::read(bucket).await {
+        Ok(format) => {
+            let held = hold(bucket).await?;
+            let kept = runtime.spawn(Arc::clone(&held).keep());
+            let deleted = async {
+                let family = bucket.with_parents(Parents::new(&format.parents));
+                if let Some(snapshot) = list(&family).await?.first() {
+                    let why = format!(
+                        "{}: it has snapshots, {} for one; delete them first",
+                        bucket.url(),
+                        snapshot.name.escape_debug()
+                    );
+                    return Err(Error::with(ErrorKind::Busy, OP, why));
+                }
+                delete_objects(bucket, &held).await
+            };
+            let deleted = deleted.await;
+            kept.abort();
+            if deleted.is_err() {
+                // The error is the one that counts.
+                let _released = held.release().await;
+            }
+            deleted
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            // The end of an earlier deletion: nothing but the lease was left.
+            let rest = bucket.some_names("", 16).await?;
+            let is_rest = rest.iter().all(|name| name == Lease::OBJECT || name.starts_with("probe/"));
+            if is_rest && !rest.is_empty() { bucket.delete_many(&rest).await } else { Ok(()) }
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Takes the volume; of a clone that was never mounted, or after a deletion that ended early, the
+/// lease is made.
+async fn hold(bucket: &Bucket) -> Result<Arc<Held>> {
+    let request = Request { mountpoint: "deletion".into(), ..Request::default() };
+    if !Lease::is_there(bucket).await? {
+        let _there_by_now: Created = Lease::create_free(bucket).await?;
+    }
+    Ok(Arc::new(Lease::take(bucket, &request, Arc::new(ThisHost::new()?)).await?))
+}
+
+async fn delete_objects(bucket: &Bucket, held: &Held) -> Result<()> {
+    loop {
+        let mut names = bucket.some_names("", PAGE).await?;
+        names.retain(|name| !LAST.contains(&name.as_str()));
+        if names.is_empty() {
+            break;
+        }
+        // Where another process took over, it is that one's.
+        held.validate().await?;
+        bucket.delete_many(&names).await?;
+    }
+    for name in LAST {
+        bucket.delete(name).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! `csi`: the driver of Kubernetes and other orchestrators, by the Container Storage Interface 1.13.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | `server` | gRPC over a unix socket |
+//! | `identity`, `controller`, `node` | the three services: what is asked for, checked, and answered |
+//! | `ids`, `capability`, `deadline`, `pages`, `time` | what is in calls and answers, parsed into types |
+//! | `failure` | codes that orchestrators act on, with words for people |
+//! | `locks` | a turn for each volume and each path; a call that is late goes on |
+//! | `staged`, `bind` | what a node does: mounting, bind mounts, what is there |
+//! | `bucket`, `step` | what the controller does, in processes of their own: `csi-step` |
+//! | `launch` | where mount processes run, and how a driver leaves its container |
+//!
+//! The driver keeps nothing: the kernel's mount table, the registry of mount processes and the
+//! buckets say what there is. So it may be killed at any point, and the next call goes on from what
+//! it finds. Mounts are served by processes in the background, which no end of the driver touches.
+//!
+//! # Deadlines
+//! A call that does not end in its caller's time goes on, keeps its turn, and is answered with
+//! `ABORTED`; orchestrators ask again, and the next call for the same finds what it did. How an
+//! unmount ended that lost data, and that nobody waited for, is the next call's answer.
+
+mod bind;
+mod bucket;
+mod capability;
+mod controller;
+mod deadline;
+mod failure;
+mod identity;
+mod ids;
+mod launch;
+mod locks;
+mod node;
+mod pages;
+mod server;
+mod staged;
+pub mod step;
+mod time;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+
+use super::listener::Listener;
+use super::records::own_dir;
+use crate::cli::CsiArgs;
+use crate::host::notify::notify;
+use crate::host::signals;
+use crate::registry::RuntimeDir;
+use crate::term::console::console;
+use crate::term::logging;
+use crate::term::problem::{Problem, Result};
+use crate::term::shown::Show as _;
+use controller::ControllerService;
+use identity::IdentityService;
+use ids::Prefixes;
+use locks::Locks;
+use node::NodeService;
+use server::Services;
+use staged::Host;
+
+/// Calls that wait for processes or the disk, each on a thread.
+const THREADS_MAX: usize = 4096;
+/// Bytes of a node's name.
+const NODE_BYTES_MAX: usize = 192;
+
+/// Runs the verb, until a signal ends it. Mounts stay.
+///
+/// # Errors
+/// When an argument, the socket or a directory cannot be used.
+pub fn run(args: &CsiArgs) -> Result<()> {
+    if args.in_host {
+        launch::enter_host(&args.state)?;
+    }
+    let state = std::path::absolute(&args.state)
+        .map_err(|error| Problem::usage(format!("--state {}: {error}", args.state.shown())))?;
+    let socket = socket_path(&args.endpoint)?;
+    let is_name =
+        |name: &str| !name.is_empty() && name.len() <= NODE_BYTES_MAX && !name.chars().any(char::is_control);
+    let prefixes = Prefixes::parse(&args.url_prefix).map_err(Problem::usage)?;
+    // An error of it is one of the driver, and not of the first mount.
+    let _made = RuntimeDir::own()?;
+    let _own = own_dir(&state)?;
+    let locks = Arc::new(Locks::default());
+    let identity = IdentityService { name: args.driver_name.clone(), has_controller: args.controller };
+    let controller =
+        args.controller.then(|| ControllerService { prefixes: prefixes.clone(), locks: Arc::clone(&locks) });
+    let node = match &args.node_id {
+        Some(name) if is_name(name) => {
+            let host = Arc::new(host(args, &state, prefixes)?);
+            Some(Arc::new(NodeService { node_id: name.clone(), locks, host }))
+        }
+        Some(_) => {
+            return Err(Problem::usage(format!(
+                "--node-id: a name of at most {NODE_BYTES_MAX} bytes without control characters is needed"
+            )));
+        }
+        None if args.controller => None,
+        None => return Err(Problem::usage("give --node-id NAME, --controller or both")),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(THREADS_MAX)
+        .thread_name("csi-call")
+        .build()
+        .map_err(|error| Problem::failure(format!("cannot start: {error}")))?;
+    let stop = Arc::new(Notify::new());
+    let on_signal = Arc::clone(&stop);
+    signals::watch(move |name| {
+        // There is nothing to read again.
+        if name != "SIGHUP" {
+            on_signal.notify_one();
+        }
+        true
+    })
+    .map_err(|error| Problem::failure(format!("cannot handle signals: {error}")))?;
+    let result = runtime.block_on(async {
+        if let Some(node) = &node {
+            node.release_unused();
+        }
+        let services = Services::new(identity, controller, node);
+        let listener = Listener::bind(&socket)?;
+        console().print(&format!("ready: listening at {}", socket.shown()));
+        logging::take_all();
+        notify("READY=1");
+        server::serve(&listener, &services, &stop).await;
+        Ok(())
+    });
+    // What a call began goes on in processes of its own.
+    runtime.shutdown_background();
+    result
+}
+
+fn host(args: &CsiArgs, state: &Path, prefixes: Prefixes) -> Result<Host> {
+    let root = std::path::absolute(&args.kubelet_root)
+        .and_then(|root| fs::canonicalize(&root).map(|real| (root, real)))
+        .map_err(|error| {
+            Problem::failure(format!("--kubelet-root {}: {error}", args.kubelet_root.shown()))
+        })?;
+    let (logs, bases) = (state.join("logs"), state.join("directories"));
+    for dir in [&logs, &bases] {
+        let _own = own_dir(dir)?;
+    }
+    if let Some(relative) = args.directory.iter().find(|directory| !directory.is_absolute()) {
+        return Err(Problem::usage(format!("--directory {}: an absolute path is needed", relative.shown())));
+    }
+    let wrapper = launch::wrapper(args.mounts);
+    Ok(Host { root, prefixes, directories: args.directory.clone(), logs, bases, wrapper })
+}
+
+/// The path of `unix:///PATH`, `unix:PATH` or `PATH`.
+fn socket_path(endpoint: &str) -> Result<std::path::PathBuf> {
+    let path =
+        endpoint.strip_prefix("unix://").or_else(|| endpoint.strip_prefix("unix:")).unwrap_or(endpoint);
+    if !path.starts_with('/') {
+        return Err(Problem::usage(format!(
+            "--endpoint {endpoint:?}: the absolute path of a unix socket is needed, as unix:///csi/csi.sock"
+        )));
+    }
+    Ok(path.into())
+}

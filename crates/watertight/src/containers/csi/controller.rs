@@ -1,0 +1,439 @@
+//! Volumes on object storage: made, cloned, listed, enlarged and deleted. No node is asked, and
+//! nothing is kept: a volume's bucket is all that is known of it.
+
+use csi_proto::tonic::metadata::MetadataMap;
+use csi_proto::tonic::{Request, Response, Status, async_trait};
+use csi_proto::v1::controller_server::Controller;
+use csi_proto::v1::controller_service_capability::{self, Rpc, rpc};
+use csi_proto::v1::list_snapshots_response::Entry as SnapshotEntry;
+use csi_proto::v1::list_volumes_response::Entry as VolumeEntry;
+use csi_proto::v1::validate_volume_capabilities_response::Confirmed;
+use csi_proto::v1::volume_content_source::Type as SourceType;
+use csi_proto::v1::{self, *};
+use std::sync::Arc;
+
+use super::bucket::{Bucket, Made, unexpected};
+use super::capability::Access;
+use super::deadline::patience;
+use super::failure::{Failure, Result};
+use super::ids::{Prefixes, SnapshotId, check_id, new_volume};
+use super::locks::Locks;
+use super::pages::Page;
+use super::step::{self, Answer, Step};
+use crate::containers::credentials::Credentials;
+
+/// The parameters of a class of volumes.
+const PARAMETERS: [&str; 2] = ["url", "compress"];
+/// What sidecars add to them.
+const OF_SIDECARS: &str = "csi.storage.k8s.io/";
+
+/// The service `csi.v1.Controller`.
+#[derive(Debug)]
+pub(super) struct ControllerService {
+    pub(super) prefixes: Prefixes,
+    pub(super) locks: Arc<Locks>,
+}
+
+/// Bytes that a volume takes: at least, and at most.
+fn size(range: Option<&CapacityRange>) -> Result<(Option<u64>, Option<u64>)> {
+    let Some(range) = range else { return Ok((None, None)) };
+    let one = |bytes: i64| match u64::try_from(bytes) {
+        Ok(0) => Ok(None),
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(_) => Err(Failure::invalid("capacity_range: a number of bytes is negative")),
+    };
+    let (required, limit) = (one(range.required_bytes)?, one(range.limit_bytes)?);
+    if let (Some(required), Some(limit)) = (required, limit)
+        && limit < required
+    {
+        return Err(Failure::invalid("capacity_range: limit_bytes is less than required_bytes"));
+    }
+    Ok((required.or(limit), limit))
+}
+
+fn credentials(secrets: &std::collections::HashMap<String, String>) -> Result<Credentials> {
+    Credentials::parse(secrets).map_err(Failure::invalid)
+}
+
+/// A number of bytes for an answer.
+fn signed(bytes: Option<u64>) -> i64 {
+    bytes.map_or(0, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX))
+}
+
+impl ControllerService {
+    fn bucket(&self, key: &str, metadata: &MetadataMap, credentials: Credentials) -> Bucket<'_> {
+        Bucket { locks: &self.locks, key: key.to_owned(), patience: patience(metadata), credentials }
+    }
+
+    fn check_parameters(parameters: &std::collections::HashMap<String, String>) -> Result<()> {
+        let is_known = |key: &str| PARAMETERS.contains(&key) || key.starts_with(OF_SIDECARS);
+        if let Some(key) = parameters.keys().find(|key| !is_known(key)) {
+            return Err(Failure::invalid(format!(
+                "there is no parameter {key:?}; there are: {}",
+                PARAMETERS.join(", ")
+            )));
+        }
+        match parameters.get("compress").map(String::as_str) {
+            None | Some("zstd" | "lz4" | "none") => Ok(()),
+            Some(other) => {
+                Err(Failure::invalid(format!("parameter compress: {other:?}: give zstd, lz4 or none")))
+            }
+        }
+    }
+
+    async fn create(&self, metadata: &MetadataMap, request: CreateVolumeRequest) -> Result<v1::Volume> {
+        Self::check_parameters(&request.parameters)?;
+        if !request.mutable_parameters.is_empty() {
+            return Err(Failure::invalid("a volume has no parameters that can be changed"));
+        }
+        if request.name.is_empty() {
+            return Err(Failure::invalid("the volume's name is missing"));
+        }
+        Access::parse_all(&request.volume_capabilities)?;
+        let (size, limit) = size(request.capacity_range.as_ref())?;
+        let prefix = self.prefixes.of_class(request.parameters.get("url").map(String::as_str))?;
+        let url = new_volume(&prefix, &request.name)?;
+        let source = self.source(request.volume_content_source.as_ref())?;
+        let compress = request.parameters.get("compress").cloned();
+        let bucket = self.bucket(&url, metadata, credentials(&request.secrets)?);
+        let bytes = bucket.create(Made { url: url.clone(), compress, size, limit, source }).await?;
+        Ok(v1::Volume {
+            capacity_bytes: signed(bytes),
+            volume_id: url,
+            content_source: request.volume_content_source,
+            ..Default::default()
+        })
+    }
+
+    /// The volume that a new one begins as, and which of its snapshots.
+    fn source(&self, source: Option<&VolumeContentSource>) -> Result<Option<(String, Option<String>)>> {
+        let Some(source) = source else { return Ok(None) };
+        match &source.r#type {
+            None => Err(Failure::invalid("volume_content_source: it names neither a snapshot nor a volume")),
+            Some(SourceType::Snapshot(of)) => {
+                let id = SnapshotId::parse(&of.snapshot_id, &self.prefixes);
+                let id = id.ok_or_else(|| no_such_snapshot(&of.snapshot_id))?;
+                Ok(Some((id.volume, Some(id.name))))
+            }
+            Some(SourceType::Volume(of)) => Ok(Some((self.prefixes.volume(&of.volume_id)?, None))),
+        }
+    }
+
+    async fn delete(&self, metadata: &MetadataMap, request: DeleteVolumeRequest) -> Result<()> {
+        check_id(&request.volume_id)?;
+        // An id that names no volume of this driver's: there is nothing to delete.
+        let Ok(url) = self.prefixes.volume(&request.volume_id) else { return Ok(()) };
+        let bucket = self.bucket(&url, metadata, credentials(&request.secrets)?);
+        bucket.ask("deleting it", Step::Delete { url: url.clone() }).await.map(drop)
+    }
+
+    /// The credentials are those of this driver: the call has none.
+    async fn look(&self, metadata: &MetadataMap, id: &str, credentials: Credentials) -> Result<String> {
+        let url = self.prefixes.volume(id)?;
+        let bucket = self.bucket(&format!("look {url}"), metadata, credentials);
+        bucket.ask("looking at it", Step::Look { url: url.clone() }).await?;
+        Ok(url)
+    }
+
+    async fn expand(
+        &self,
+        metadata: &MetadataMap,
+        request: ControllerExpandVolumeRequest,
+    ) -> Result<ControllerExpandVolumeResponse> {
+        let url = self.prefixes.volume(&request.volume_id)?;
+        let (Some(bytes), limit) = size(request.capacity_range.as_ref())? else {
+            return Err(Failure::invalid("capacity_range is missing"));
+        };
+        let bucket = self.bucket(&url, metadata, credentials(&request.secrets)?);
+        let answer = bucket.ask("enlarging it", Step::Expand { url: url.clone(), bytes }).await?;
+        match answer {
+            // The node does it, where the volume is mounted.
+            Answer::Held => Ok(ControllerExpandVolumeResponse {
+                capacity_bytes: signed(Some(bytes)),
+                node_expansion_required: true,
+            }),
+            Answer::Volume { bytes } if limit.is_some_and(|limit| bytes.is_some_and(|has| has > limit)) => {
+                let code = csi_proto::tonic::Code::OutOfRange;
+                Err(Failure::new(code, format!("{url}: it has {} bytes already", bytes.unwrap_or_default())))
+            }
+            Answer::Volume { bytes } => Ok(ControllerExpandVolumeResponse {
+                capacity_bytes: signed(bytes),
+                node_expansion_required: false,
+            }),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn create_one_snapshot(
+        &self,
+        metadata: &MetadataMap,
+        request: CreateSnapshotRequest,
+    ) -> Result<v1::Snapshot> {
+        let name = SnapshotId::new_name(&request.name)?;
+        if let Some(key) = request.parameters.keys().find(|key| !key.starts_with(OF_SIDECARS)) {
+            return Err(Failure::invalid(format!("a class of snapshots has no parameter {key:?}")));
+        }
+        let url = self.prefixes.volume(&request.source_volume_id)?;
+        let bucket = self.bucket(&url, metadata, credentials(&request.secrets)?);
+        if let Some(elsewhere) = self.snapshot_elsewhere(&bucket, &url, &name).await? {
+            let code = csi_proto::tonic::Code::AlreadyExists;
+            return Err(Failure::new(code, format!("there is a snapshot {name} of {elsewhere}")));
+        }
+        let made = bucket.create_snapshot(url, name).await?;
+        Ok(snapshot(made))
+    }
+
+    /// Another volume that has a snapshot of this name, as far as this driver knows its volumes.
+    async fn snapshot_elsewhere(&self, bucket: &Bucket<'_>, url: &str, name: &str) -> Result<Option<String>> {
+        let Some((prefix, _)) = url.rsplit_once('/') else { return Ok(None) };
+        if !self.prefixes.all().iter().any(|known| known == prefix) {
+            return Ok(None);
+        }
+        let answer =
+            bucket.ask("looking", Step::AllSnapshots { prefix: prefix.to_owned(), after: None }).await?;
+        let Answer::Snapshots { all, .. } = answer else { return Err(unexpected(&answer)) };
+        Ok(all.into_iter().find(|one| one.name == name && one.volume != url).map(|one| one.volume))
+    }
+
+    async fn delete_one_snapshot(
+        &self,
+        metadata: &MetadataMap,
+        request: DeleteSnapshotRequest,
+    ) -> Result<()> {
+        if request.snapshot_id.is_empty() {
+            return Err(Failure::invalid("the snapshot's id is missing"));
+        }
+        let Some(id) = SnapshotId::parse(&request.snapshot_id, &self.prefixes) else { return Ok(()) };
+        let bucket = self.bucket(&id.volume.clone(), metadata, credentials(&request.secrets)?);
+        bucket.delete_snapshot(id).await
+    }
+
+    async fn list_some_volumes(
+        &self,
+        metadata: &MetadataMap,
+        request: ListVolumesRequest,
+    ) -> Result<ListVolumesResponse> {
+        let mut page = Page::parse(request.max_entries, &request.starting_token)?;
+        let bucket = self.bucket("list", metadata, Credentials::default());
+        let mut entries = Vec::new();
+        while let Some(prefix) = self.prefixes.all().get(page.prefix).filter(|_| entries.len() < page.most) {
+            let most = page.most - entries.len();
+            let step = Step::Volumes { prefix: prefix.clone(), after: page.after.clone(), most };
+            let answer = bucket.ask("listing", step).await?;
+            let Answer::Volumes { names, next } = answer else { return Err(unexpected(&answer)) };
+            entries.extend(names.iter().map(|name| volume_entry(format!("{prefix}/{name}"))));
+            page.go_on(next);
+        }
+        let next_token = page.token(self.prefixes.all().len());
+        Ok(ListVolumesResponse { entries, next_token })
+    }
+
+    async fn list_some_snapshots(
+        &self,
+        metadata: &MetadataMap,
+        request: ListSnapshotsRequest,
+    ) -> Result<ListSnapshotsResponse> {
+        let mut page = Page::parse(request.max_entries, &request.starting_token)?;
+        let bucket = self.bucket("list", metadata, credentials(&request.secrets)?);
+        let none = || Ok(ListSnapshotsResponse::default());
+        let (volume, name) = if request.snapshot_id.is_empty() {
+            (request.source_volume_id.clone(), None)
+        } else {
+            let Some(id) = SnapshotId::parse(&request.snapshot_id, &self.prefixes) else { return none() };
+            (id.volume, Some(id.name))
+        };
+        let mut found = Vec::new();
+        if volume.is_empty() {
+            while let Some(prefix) = self.prefixes.all().get(page.prefix).filter(|_| found.len() < page.most)
+            {
+                let step = Step::AllSnapshots { prefix: prefix.clone(), after: page.after.clone() };
+                let answer = bucket.ask("listing", step).await?;
+                let Answer::Snapshots { all, next } = answer else { return Err(unexpected(&answer)) };
+                page.take(all, next, &mut found);
+            }
+            let next_token = page.token(self.prefixes.all().len());
+            return Ok(ListSnapshotsResponse { entries: entries(found), next_token });
+        }
+        let Ok(url) = self.prefixes.volume(&volume) else { return none() };
+        let all = match bucket.ask("listing", Step::Snapshots { url }).await {
+            Ok(Answer::Snapshots { all, .. }) => all,
+            Ok(other) => return Err(unexpected(&other)),
+            Err(failure) if failure.code == csi_proto::tonic::Code::NotFound => return none(),
+            Err(failure) => return Err(failure),
+        };
+        let all = all.into_iter().filter(|one| name.as_ref().is_none_or(|name| *name == one.name)).collect();
+        page.take(all, None, &mut found);
+        let next_token = page.token(1);
+        Ok(ListSnapshotsResponse { entries: entries(found), next_token })
+    }
+}
+
+fn entries(found: Vec<step::Snapshot>) -> Vec<SnapshotEntry> {
+    found.into_iter().map(|one| SnapshotEntry { snapshot: Some(snapshot(one)) }).collect()
+}
+
+fn volume_entry(volume_id: String) -> VolumeEntry {
+    VolumeEntry { volume: Some(v1::Volume { volume_id, ..Default::default() }), status: None }
+}
+
+fn snapshot(found: step::Snapshot) -> v1::Snapshot {
+    let step::Snapshot { volume, name, created, bytes } = found;
+    v1::Snapshot {
+        size_bytes: signed(Some(bytes)),
+        snapshot_id: SnapshotId { volume: volume.clone(), name }.to_string(),
+        source_volume_id: volume,
+        creation_time: Some(super::time::timestamp(&created)),
+        ready_to_use: true,
+        ..Default::default()
+    }
+}
+
+fn no_such_snapshot(id: &str) -> Failure {
+    Failure::not_found(format!("there is no snapshot {id:?}: its id is URL@NAME"))
+}
+
+type Answered<T> = std::result::Result<Response<T>, Status>;
+
+fn answered<T>(done: Result<T>) -> Answered<T> {
+    done.map(Response::new).map_err(|failure| {
+        tracing::warn!(code = ?failure.code, "{}", failure.words());
+        failure.into()
+    })
+}
+
+#[async_trait]
+impl Controller for ControllerService {
+    async fn controller_get_capabilities(
+        &self,
+        _: Request<ControllerGetCapabilitiesRequest>,
+    ) -> Answered<ControllerGetCapabilitiesResponse> {
+        use rpc::Type;
+        let mut all = vec![
+            Type::CreateDeleteVolume,
+            Type::CreateDeleteSnapshot,
+            Type::CloneVolume,
+            Type::ExpandVolume,
+            Type::GetVolume,
+            Type::GetSnapshot,
+        ];
+        if !self.prefixes.all().is_empty() {
+            all.extend([Type::ListVolumes, Type::ListSnapshots]);
+        }
+        let one = |one: Type| ControllerServiceCapability {
+            r#type: Some(controller_service_capability::Type::Rpc(Rpc { r#type: one.into() })),
+        };
+        answered(Ok(ControllerGetCapabilitiesResponse { capabilities: all.into_iter().map(one).collect() }))
+    }
+
+    async fn create_volume(&self, request: Request<CreateVolumeRequest>) -> Answered<CreateVolumeResponse> {
+        let (metadata, _, request) = request.into_parts();
+        let volume = self.create(&metadata, request).await;
+        answered(volume.map(|volume| CreateVolumeResponse { volume: Some(volume) }))
+    }
+
+    async fn delete_volume(&self, request: Request<DeleteVolumeRequest>) -> Answered<DeleteVolumeResponse> {
+        let (metadata, _, request) = request.into_parts();
+        answered(self.delete(&metadata, request).await.map(|()| DeleteVolumeResponse {}))
+    }
+
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<ValidateVolumeCapabilitiesRequest>,
+    ) -> Answered<ValidateVolumeCapabilitiesResponse> {
+        let (metadata, _, request) = request.into_parts();
+        let validated = async {
+            check_id(&request.volume_id)?;
+            let possible = Access::parse_all(&request.volume_capabilities);
+            if request.volume_capabilities.is_empty() {
+                return possible.map(|_| ValidateVolumeCapabilitiesResponse::default());
+            }
+            let credentials = credentials(&request.secrets)?;
+            self.look(&metadata, &request.volume_id, credentials).await?;
+            Ok(match possible.and_then(|_| Self::check_parameters(&request.parameters)) {
+                Ok(()) => ValidateVolumeCapabilitiesResponse {
+                    confirmed: Some(Confirmed {
+                        volume_context: request.volume_context,
+                        volume_capabilities: request.volume_capabilities,
+                        parameters: request.parameters,
+                        mutable_parameters: request.mutable_parameters,
+                    }),
+                    ..Default::default()
+                },
+                Err(why) => ValidateVolumeCapabilitiesResponse {
+                    message: why.words().to_owned(),
+                    ..Default::default()
+                },
+            })
+        };
+        answered(validated.await)
+    }
+
+    async fn list_volumes(&self, request: Request<ListVolumesRequest>) -> Answered<ListVolumesResponse> {
+        let (metadata, _, request) = request.into_parts();
+        answered(self.list_some_volumes(&metadata, request).await)
+    }
+
+    async fn controller_get_volume(
+        &self,
+        request: Request<ControllerGetVolumeRequest>,
+    ) -> Answered<ControllerGetVolumeResponse> {
+        let (metadata, _, request) = request.into_parts();
+        let url = self.look(&metadata, &request.volume_id, Credentials::default()).await;
+        answered(url.map(|volume_id| ControllerGetVolumeResponse {
+            volume: Some(v1::Volume { volume_id, ..Default::default() }),
+            status: Some(controller_get_volume_response::VolumeStatus::default()),
+        }))
+    }
+
+    async fn controller_expand_volume(
+        &self,
+        request: Request<ControllerExpandVolumeRequest>,
+    ) -> Answered<ControllerExpandVolumeResponse> {
+        let (metadata, _, request) = request.into_parts();
+        answered(self.expand(&metadata, request).await)
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<CreateSnapshotRequest>,
+    ) -> Answered<CreateSnapshotResponse> {
+        let (metadata, _, request) = request.into_parts();
+        let made = self.create_one_snapshot(&metadata, request).await;
+        answered(made.map(|snapshot| CreateSnapshotResponse { snapshot: Some(snapshot) }))
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<DeleteSnapshotRequest>,
+    ) -> Answered<DeleteSnapshotResponse> {
+        let (metadata, _, request) = request.into_parts();
+        let deleted = self.delete_one_snapshot(&metadata, request).await;
+        answered(deleted.map(|()| DeleteSnapshotResponse {}))
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<ListSnapshotsRequest>,
+    ) -> Answered<ListSnapshotsResponse> {
+        let (metadata, _, request) = request.into_parts();
+        answered(self.list_some_snapshots(&metadata, request).await)
+    }
+
+    async fn get_snapshot(&self, request: Request<GetSnapshotRequest>) -> Answered<GetSnapshotResponse> {
+        let (metadata, _, request) = request.into_parts();
+        let found = async {
+            if request.snapshot_id.is_empty() {
+                return Err(Failure::invalid("the snapshot's id is missing"));
+            }
+            let id = SnapshotId::parse(&request.snapshot_id, &self.prefixes);
+            let id = id.ok_or_else(|| no_such_snapshot(&request.snapshot_id))?;
+            let bucket = self.bucket("list", &metadata, credentials(&request.secrets)?);
+            let answer = bucket.ask("listing", Step::Snapshots { url: id.volume }).await?;
+            let Answer::Snapshots { all, .. } = answer else { return Err(unexpected(&answer)) };
+            let one = all.into_iter().find(|one| one.name == id.name);
+            let one = one.ok_or_else(|| no_such_snapshot(&request.snapshot_id))?;
+            Ok(GetSnapshotResponse { snapshot: Some(snapshot(one)) })
+        };
+        answered(found.await)
+    }
+}

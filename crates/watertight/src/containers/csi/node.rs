@@ -1,0 +1,294 @@
+//! A node's volumes: staged once, shown to pods by bind mounts, given back when the last is gone.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use csi_proto::tonic::{Code, Request, Response, Status, async_trait};
+use csi_proto::v1::node_server::Node;
+use csi_proto::v1::node_service_capability::{self, Rpc, rpc};
+use csi_proto::v1::volume_health::VolumeHealthEntry;
+use csi_proto::v1::volume_usage::Unit;
+use csi_proto::v1::*;
+use rustix::fs::statvfs;
+
+use super::capability::Access;
+use super::deadline::patience;
+use super::failure::{Failure, Result};
+use super::ids::check_id;
+use super::locks::Locks;
+use super::staged::Host;
+use crate::containers::credentials::Credentials;
+use crate::term::shown::exact;
+
+/// What a pod's own volume says of itself.
+const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
+/// How long a base without pods may take to be released by this driver's start.
+const RELEASE: Duration = Duration::from_secs(24 * 3600);
+
+/// The service `csi.v1.Node`.
+#[derive(Debug)]
+pub(super) struct NodeService {
+    pub(super) node_id: String,
+    pub(super) locks: Arc<Locks>,
+    pub(super) host: Arc<Host>,
+}
+
+type Answered<T> = std::result::Result<Response<T>, Status>;
+
+fn answered<T>(done: Result<T>) -> Answered<T> {
+    done.map(Response::new).map_err(|failure| {
+        tracing::warn!(code = ?failure.code, "{}", failure.words());
+        failure.into()
+    })
+}
+
+fn credentials(secrets: &std::collections::HashMap<String, String>) -> Result<Credentials> {
+    Credentials::parse(secrets).map_err(Failure::invalid)
+}
+
+fn staging_key(path: &std::path::Path) -> String {
+    format!("staging {}", exact(path))
+}
+
+fn target_key(path: &std::path::Path) -> String {
+    format!("target {}", exact(path))
+}
+
+impl NodeService {
+    /// Unmounts what an earlier driver left of ephemeral volumes whose pods are gone.
+    pub(super) fn release_unused(&self) {
+        for base in self.host.all_bases() {
+            let (locks, host) = (Arc::clone(&self.locks), Arc::clone(&self.host));
+            tokio::spawn(async move {
+                let key = staging_key(&base);
+                let released = locks.call(&key, "unmounting it", RELEASE, move || host.release(&base)).await;
+                if let Err(failure) = released {
+                    tracing::warn!("{}", failure.words());
+                }
+            });
+        }
+    }
+
+    async fn stage(&self, patience: Duration, request: NodeStageVolumeRequest) -> Result<()> {
+        check_id(&request.volume_id)?;
+        let path = self.host.path("staging_target_path", &request.staging_target_path)?;
+        let access = Access::parse(request.volume_capability.as_ref())?;
+        let source = self.host.source(&request.volume_id, &request.volume_context)?;
+        let credentials = credentials(&request.secrets)?;
+        let (host, key) = (Arc::clone(&self.host), staging_key(&path));
+        let work = move || host.stage(&source, &access, &path, credentials);
+        self.locks.call(&key, "mounting it", patience, work).await
+    }
+
+    async fn unstage(&self, patience: Duration, request: NodeUnstageVolumeRequest) -> Result<()> {
+        check_id(&request.volume_id)?;
+        let path = self.host.path("staging_target_path", &request.staging_target_path)?;
+        let (host, key) = (Arc::clone(&self.host), staging_key(&path));
+        self.locks.call(&key, "unmounting it", patience, move || host.unstage(&path)).await
+    }
+
+    async fn publish(&self, patience: Duration, request: NodePublishVolumeRequest) -> Result<()> {
+        check_id(&request.volume_id)?;
+        let target = self.host.path("target_path", &request.target_path)?;
+        let access = Access::parse(request.volume_capability.as_ref())?;
+        let read_only = request.readonly || access.read_only;
+        let host = Arc::clone(&self.host);
+        if request.volume_context.get(EPHEMERAL).is_some_and(|value| value == "true") {
+            let source = host.source(&request.volume_id, &request.volume_context)?;
+            let key = staging_key(&host.base(&source)?);
+            let work = move || host.publish_ephemeral(&source, &access, &target, read_only);
+            return self.locks.call(&key, "mounting it", patience, work).await;
+        }
+        if request.staging_target_path.is_empty() {
+            return Err(Failure::not_ready("staging_target_path is missing: a volume is staged first"));
+        }
+        let staged = host.path("staging_target_path", &request.staging_target_path)?;
+        // What it is has been checked when it was staged.
+        self.host.source(&request.volume_id, &request.volume_context)?;
+        let key = target_key(&target);
+        let work = move || host.publish(&staged, &target, read_only);
+        self.locks.call(&key, "mounting it", patience, work).await
+    }
+
+    async fn unpublish(&self, patience: Duration, request: NodeUnpublishVolumeRequest) -> Result<()> {
+        check_id(&request.volume_id)?;
+        let target = self.host.path("target_path", &request.target_path)?;
+        let host = Arc::clone(&self.host);
+        let Some(base) = host.base_of(&target) else {
+            let key = target_key(&target);
+            return self.locks.call(&key, "unmounting it", patience, move || host.unpublish(&target)).await;
+        };
+        let key = staging_key(&base);
+        let work = move || {
+            host.unpublish(&target)?;
+            host.release(&base)
+        };
+        self.locks.call(&key, "unmounting it", patience, work).await
+    }
+
+    /// The path of a volume that a call asks about, which need not be below the root.
+    fn asked_path(volume_id: &str, path: &str) -> Result<PathBuf> {
+        check_id(volume_id)?;
+        let asked = super::ids::host_path("volume_path", path, std::path::Path::new("/"));
+        // A path that cannot be one has no volume.
+        asked.map_err(|failure| if path.is_empty() { failure } else { Failure::not_found(failure.words()) })
+    }
+
+    async fn stats(
+        &self,
+        patience: Duration,
+        request: NodeGetVolumeStatsRequest,
+    ) -> Result<NodeGetVolumeStatsResponse> {
+        let path = Self::asked_path(&request.volume_id, &request.volume_path)?;
+        let work = move || {
+            Host::look(&path)?.map_err(|why| Failure::new(Code::Unavailable, why))?;
+            let found = statvfs(&path).map_err(|error| Failure::new(Code::Unavailable, error.to_string()))?;
+            let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+            let bytes = |blocks: u64| number(blocks.saturating_mul(found.f_frsize));
+            let usage = |unit: Unit, total, available, used| VolumeUsage {
+                unit: unit.into(),
+                total,
+                available,
+                used,
+            };
+            let used = bytes(found.f_blocks.saturating_sub(found.f_bfree));
+            let inodes = number(found.f_files.saturating_sub(found.f_ffree));
+            Ok(NodeGetVolumeStatsResponse {
+                usage: vec![
+                    usage(Unit::Bytes, bytes(found.f_blocks), bytes(found.f_bavail), used),
+                    usage(Unit::Inodes, number(found.f_files), number(found.f_favail), inodes),
+                ],
+            })
+        };
+        let key = format!("stats {}", request.volume_path);
+        self.locks.call(&key, "asking the volume", patience, work).await
+    }
+
+    async fn health(&self, patience: Duration, request: NodeGetVolumeHealthRequest) -> Result<VolumeHealth> {
+        let path = match (&request.volume_publish_path, &request.staging_target_path) {
+            (published, _) if !published.is_empty() => published.clone(),
+            (_, staged) => staged.clone(),
+        };
+        let id = request.volume_id.clone();
+        let at = if path.is_empty() {
+            check_id(&id)?;
+            None
+        } else {
+            Some(Self::asked_path(&id, &path)?)
+        };
+        let looked = move || {
+            let at = at.map_or_else(|| Host::staged_at(&id), Ok)?;
+            Host::look(&at).map(std::result::Result::err)
+        };
+        let key = format!("health {path}");
+        let wrong = self.locks.call(&key, "asking the volume", patience, looked).await?;
+        let entry = |message| VolumeHealthEntry {
+            status: VolumeHealthErrorType::Inaccessible.into(),
+            reason: "NotServed".to_owned(),
+            message,
+        };
+        let health_statuses = wrong.into_iter().map(entry).collect();
+        Ok(VolumeHealth { volume_id: request.volume_id, health_statuses })
+    }
+
+    async fn expand(
+        &self,
+        patience: Duration,
+        request: NodeExpandVolumeRequest,
+    ) -> Result<NodeExpandVolumeResponse> {
+        // A pod's own mount may be read-only.
+        let path = match &request.staging_target_path {
+            staged if !staged.is_empty() && !request.volume_path.is_empty() => staged,
+            _ => &request.volume_path,
+        };
+        let path = Self::asked_path(&request.volume_id, path)?;
+        let range = request.capacity_range.unwrap_or_default();
+        let bytes = u64::try_from(range.required_bytes);
+        let bytes = bytes.map_err(|_| Failure::invalid("capacity_range: a number of bytes is negative"))?;
+        let key = staging_key(&path);
+        let work = move || {
+            Host::look(&path)?.map_err(Failure::not_ready)?;
+            if bytes > 0 { Host::enlarge(&path, bytes) } else { Ok(()) }
+        };
+        self.locks.call(&key, "enlarging it", patience, work).await?;
+        Ok(NodeExpandVolumeResponse { capacity_bytes: range.required_bytes })
+    }
+}
+
+#[async_trait]
+impl Node for NodeService {
+    async fn node_stage_volume(
+        &self,
+        request: Request<NodeStageVolumeRequest>,
+    ) -> Answered<NodeStageVolumeResponse> {
+        let patience = patience(request.metadata());
+        answered(self.stage(patience, request.into_inner()).await.map(|()| NodeStageVolumeResponse {}))
+    }
+
+    async fn node_unstage_volume(
+        &self,
+        request: Request<NodeUnstageVolumeRequest>,
+    ) -> Answered<NodeUnstageVolumeResponse> {
+        let patience = patience(request.metadata());
+        answered(self.unstage(patience, request.into_inner()).await.map(|()| NodeUnstageVolumeResponse {}))
+    }
+
+    async fn node_publish_volume(
+        &self,
+        request: Request<NodePublishVolumeRequest>,
+    ) -> Answered<NodePublishVolumeResponse> {
+        let patience = patience(request.metadata());
+        answered(self.publish(patience, request.into_inner()).await.map(|()| NodePublishVolumeResponse {}))
+    }
+
+    async fn node_unpublish_volume(
+        &self,
+        request: Request<NodeUnpublishVolumeRequest>,
+    ) -> Answered<NodeUnpublishVolumeResponse> {
+        let patience = patience(request.metadata());
+        let done = self.unpublish(patience, request.into_inner()).await;
+        answered(done.map(|()| NodeUnpublishVolumeResponse {}))
+    }
+
+    async fn node_get_volume_stats(
+        &self,
+        request: Request<NodeGetVolumeStatsRequest>,
+    ) -> Answered<NodeGetVolumeStatsResponse> {
+        let patience = patience(request.metadata());
+        answered(self.stats(patience, request.into_inner()).await)
+    }
+
+    async fn node_get_volume_health(
+        &self,
+        request: Request<NodeGetVolumeHealthRequest>,
+    ) -> Answered<NodeGetVolumeHealthResponse> {
+        let patience = patience(request.metadata());
+        let health = self.health(patience, request.into_inner()).await;
+        answered(health.map(|health| NodeGetVolumeHealthResponse { volume_health: Some(health) }))
+    }
+
+    async fn node_expand_volume(
+        &self,
+        request: Request<NodeExpandVolumeRequest>,
+    ) -> Answered<NodeExpandVolumeResponse> {
+        let patience = patience(request.metadata());
+        answered(self.expand(patience, request.into_inner()).await)
+    }
+
+    async fn node_get_capabilities(
+        &self,
+        _: Request<NodeGetCapabilitiesRequest>,
+    ) -> Answered<NodeGetCapabilitiesResponse> {
+        use rpc::Type;
+        let all = [Type::StageUnstageVolume, Type::GetVolumeStats, Type::ExpandVolume, Type::GetVolumeHealth];
+        let one = |one: Type| NodeServiceCapability {
+            r#type: Some(node_service_capability::Type::Rpc(Rpc { r#type: one.into() })),
+        };
+        answered(Ok(NodeGetCapabilitiesResponse { capabilities: all.into_iter().map(one).collect() }))
+    }
+
+    async fn node_get_info(&self, _: Request<NodeGetInfoRequest>) -> Answered<NodeGetInfoResponse> {
+        answered(Ok(NodeGetInfoResponse { node_id: self.node_id.clone(), ..Default::default() }))
+    }
+}

@@ -1,0 +1,357 @@
+//! What a node does with a volume, in its turn. All of this blocks, on threads of its own.
+//!
+//! The kernel's mount table and the registry of mount processes are asked each time, and nothing is
+//! remembered: a driver that was killed at any point, or replaced, finds what there is.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use csi_proto::tonic::Code;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+
+use super::bind;
+use super::capability::Access;
+use super::failure::{Failure, Result};
+use super::ids::{Prefixes, host_path};
+use crate::cli::opts::{self, MountOptions};
+use crate::containers::credentials::Credentials;
+use crate::containers::mounts::{self, Mounted};
+use crate::containers::program::{self, Launch};
+use crate::host::checks;
+use crate::host::mountinfo::{Device, Mount, MountTable, is_ours};
+use crate::registry::target::{self, RegisteredVolume};
+use crate::term::shown::{Show as _, exact};
+
+/// What a static or ephemeral volume's attributes may be; others are those of sidecars.
+pub(super) const ATTRIBUTES: [&str; 2] = ["type", "path"];
+const OF_SIDECARS: [&str; 2] = ["csi.storage.k8s.io/", "storage.kubernetes.io/"];
+
+/// What all of a node's volumes have.
+#[derive(Debug)]
+pub(super) struct Host {
+    /// The directory below which volumes are staged and published: as it was given, and without
+    /// links.
+    pub(super) root: (PathBuf, PathBuf),
+    pub(super) prefixes: Prefixes,
+    /// The directories of this host below which volumes may be.
+    pub(super) directories: Vec<PathBuf>,
+    pub(super) logs: PathBuf,
+    /// Where the directories of ephemeral volumes are mounted.
+    pub(super) bases: PathBuf,
+    /// The command that runs a mount process outside of this one's cgroup.
+    pub(super) wrapper: Vec<OsString>,
+}
+
+/// What a volume rests on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Source {
+    /// A volume on object storage.
+    Url(String),
+    /// A directory of this host, not looked at yet.
+    Directory(PathBuf),
+}
+
+impl Host {
+    /// A path that a call names: as the kernel's table would have it.
+    ///
+    /// # Errors
+    /// It is not below the root.
+    pub(super) fn path(&self, what: &str, path: &str) -> Result<PathBuf> {
+        let (given, real) = &self.root;
+        let path = host_path(what, path, given)?;
+        let rest = path.strip_prefix(given).map_err(|error| Failure::internal(error.to_string()))?;
+        Ok(real.join(rest))
+    }
+
+    /// Checks that no link leads elsewhere on the way to the path, and that its directory is there.
+    fn check_way(&self, path: &Path) -> Result<()> {
+        let root = &self.root.1;
+        let parent = path.parent().and_then(|parent| parent.strip_prefix(root).ok()).unwrap_or(Path::new(""));
+        if parent.as_os_str().is_empty() {
+            return Ok(());
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let opened = openat(CWD, root, flags, Mode::empty())
+            .and_then(|root| openat2(root, parent, flags, Mode::empty(), resolve));
+        opened.map(drop).map_err(|error| {
+            Failure::not_ready(format!("{}: its directory cannot be used: {error}", path.shown()))
+        })
+    }
+
+    /// What a volume rests on, by its id and its attributes.
+    ///
+    /// # Errors
+    /// It is no volume of this driver's.
+    pub(super) fn source(&self, id: &str, attributes: &HashMap<String, String>) -> Result<Source> {
+        let is_known =
+            |key: &str| ATTRIBUTES.contains(&key) || OF_SIDECARS.iter().any(|prefix| key.starts_with(prefix));
+        if let Some(key) = attributes.keys().find(|key| !is_known(key)) {
+            return Err(Failure::invalid(format!(
+                "there is no attribute {key:?}; there are: {}",
+                ATTRIBUTES.join(", ")
+            )));
+        }
+        match (attributes.get("type").map(String::as_str), attributes.get("path")) {
+            (None | Some("object"), None) => self.prefixes.volume(id).map(Source::Url),
+            (Some("directory"), Some(path)) => {
+                host_path("attribute path", path, Path::new("/")).map(Source::Directory)
+            }
+            (Some("directory"), None) => {
+                Err(Failure::invalid("the attribute path is missing: a directory of the node"))
+            }
+            (None | Some("object"), Some(_)) => {
+                Err(Failure::invalid("the attribute path is for `type: directory`"))
+            }
+            (Some(other), _) => {
+                Err(Failure::invalid(format!("attribute type: {other:?}: give object or directory")))
+            }
+        }
+    }
+
+    /// The name of the source for `mount`.
+    fn spec(&self, source: &Source) -> Result<String> {
+        match source {
+            Source::Url(url) => Ok(url.clone()),
+            Source::Directory(path) => self.directory(path).map(|path| format!("dir:{}", exact(path))),
+        }
+    }
+
+    /// A directory that root may serve: below one that this driver was given, and no other user can
+    /// put something else in its place.
+    fn directory(&self, path: &Path) -> Result<PathBuf> {
+        let refused = |why: &str| Failure::not_ready(format!("{}: {why}", path.shown()));
+        let real = fs::canonicalize(path).map_err(|error| refused(&error.to_string()))?;
+        let allowed = self.directories.iter().find_map(|allowed| {
+            let allowed = fs::canonicalize(allowed).ok()?;
+            real.starts_with(&allowed).then_some(allowed)
+        });
+        let Some(allowed) = allowed else {
+            return Err(refused("it is not below a directory that this driver was given by --directory"));
+        };
+        let above = real.ancestors().skip(1).take_while(|dir| dir.starts_with(&allowed));
+        for dir in above {
+            let meta = fs::symlink_metadata(dir).map_err(|error| refused(&error.to_string()))?;
+            if meta.uid() != 0 || meta.mode() & 0o022 != 0 {
+                return Err(refused(&format!(
+                    "others than root can change {}, and with it what is mounted",
+                    dir.shown()
+                )));
+            }
+        }
+        Ok(real)
+    }
+
+    /// Mounts a volume at its staging path, unless it is there.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn stage(
+        &self,
+        source: &Source,
+        access: &Access,
+        path: &Path,
+        credentials: Credentials,
+    ) -> Result<()> {
+        self.check_way(path)?;
+        self.mount(source, access, path, credentials)
+    }
+
+    fn mount(&self, source: &Source, access: &Access, path: &Path, credentials: Credentials) -> Result<()> {
+        let spec = self.spec(source)?;
+        let options = access.options(matches!(source, Source::Url(_)));
+        MountOptions::parse(&options)
+            .and_then(|_| opts::fit(&options, &spec))
+            .map_err(|problem| Failure::invalid(format!("mountOptions: {problem}")))?;
+        if let Mounted::Running(mount, volume) = Mounted::at(path).map_err(Failure::not_ready)? {
+            return check_same(&mount, &volume, &spec, access);
+        }
+        let launch = Launch { credentials, wrapper: self.wrapper.clone() };
+        let log = self.logs.join(format!("{:016x}.log", name_of(path)));
+        mounts::mount(&launch, &spec, &options.join(","), path, &log).map_err(Failure::not_ready)
+    }
+
+    /// Unmounts what is at a path; returns when its data is on its store and the store is free.
+    ///
+    /// # Errors
+    /// A process holds it; or it is gone, and what was lost.
+    pub(super) fn unstage(&self, path: &Path) -> Result<()> {
+        mounts::unmount(path).map_err(|why| match Mounted::at(path) {
+            Ok(Mounted::No) => Failure::new(Code::DataLoss, why),
+            _ => Failure::not_ready(why),
+        })
+    }
+
+    /// Shows a staged volume at a pod's path.
+    ///
+    /// # Errors
+    /// It is not staged.
+    pub(super) fn publish(&self, staged: &Path, target: &Path, read_only: bool) -> Result<()> {
+        self.check_way(target)?;
+        match Mounted::at(staged).map_err(Failure::not_ready)? {
+            Mounted::Running(mount, _) => bind::show(&mount, target, read_only),
+            Mounted::Dead => Err(Failure::not_ready(format!(
+                "the process that served the volume at {} is gone: it has to be staged again",
+                staged.shown()
+            ))),
+            Mounted::Leaving(_) | Mounted::No => {
+                Err(Failure::not_ready(format!("no volume is staged at {}", staged.shown())))
+            }
+        }
+    }
+
+    /// Removes a pod's mount.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn unpublish(&self, target: &Path) -> Result<()> {
+        match self.check_way(target) {
+            Ok(()) => bind::remove(target),
+            // What is not there needs no removal.
+            Err(_) if target.parent().is_some_and(|parent| !parent.exists()) => Ok(()),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Where the directory of an ephemeral volume is mounted, for all pods that have it.
+    pub(super) fn base(&self, source: &Source) -> Result<PathBuf> {
+        match source {
+            Source::Directory(path) => Ok(self.bases.join(format!("{:016x}", name_of(path)))),
+            Source::Url(_) => Err(Failure::invalid(
+                "an ephemeral volume is a directory of the node (`type: directory`, `path`): who writes a pod is not to \
+                 choose a bucket that the node's credentials open; use a PersistentVolumeClaim",
+            )),
+        }
+    }
+
+    /// Mounts the directory of an ephemeral volume, and shows it at a pod's path.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn publish_ephemeral(
+        &self,
+        source: &Source,
+        access: &Access,
+        target: &Path,
+        read_only: bool,
+    ) -> Result<()> {
+        self.check_way(target)?;
+        let base = self.base(source)?;
+        // A pod that only reads does not decide for others.
+        let access = Access { read_only: false, ..access.clone() };
+        self.mount(source, &access, &base, Credentials::default())?;
+        match Mounted::at(&base).map_err(Failure::not_ready)? {
+            Mounted::Running(mount, _) => bind::show(&mount, target, read_only),
+            _ => Err(Failure::not_ready(format!("{} is gone again", base.shown()))),
+        }
+    }
+
+    /// The base that a pod's path shows, if it shows one.
+    pub(super) fn base_of(&self, target: &Path) -> Option<PathBuf> {
+        let table = MountTable::read();
+        let there = table.at(target)?;
+        let base = table.of_device(Device::of(there)).find(|mount| mount.mountpoint.starts_with(&self.bases));
+        base.map(|mount| mount.mountpoint.clone())
+    }
+
+    /// Unmounts a base that no pod shows any more.
+    ///
+    /// # Errors
+    /// As [`unstage`](Self::unstage).
+    pub(super) fn release(&self, base: &Path) -> Result<()> {
+        let table = MountTable::read();
+        if let Some(mount) = table.at(base)
+            && table.others(mount).next().is_some()
+        {
+            return Ok(());
+        }
+        self.unstage(base)?;
+        match fs::remove_dir(base) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Failure::internal(format!("cannot remove the directory {}: {error}", base.shown())))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The bases that are there.
+    pub(super) fn all_bases(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.bases).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    }
+
+    /// Where the volume of this id is mounted.
+    ///
+    /// # Errors
+    /// `NotFound`: nowhere.
+    pub(super) fn staged_at(id: &str) -> Result<PathBuf> {
+        let mount = target::resolve(id.as_ref()).mount.filter(is_ours);
+        let mount = mount.ok_or_else(|| Failure::not_found(format!("{id:?} is not mounted on this node")))?;
+        Ok(mount.mountpoint)
+    }
+
+    /// The volume that is mounted at a path, if its process answers; else why not, in words.
+    ///
+    /// # Errors
+    /// `NotFound`: no volume is there.
+    pub(super) fn look(path: &Path) -> Result<std::result::Result<Mount, String>> {
+        let mounted = Mounted::at(path).map_err(Failure::not_found)?;
+        let status = mounted.status();
+        match (mounted, status) {
+            (Mounted::No, _) => Err(Failure::not_found(format!("no volume is mounted at {}", path.shown()))),
+            (Mounted::Dead, _) => Ok(Err(
+                "the process that served the volume is gone; what was fsynced is on the store, and the volume is served \
+                 again when its pods are started anew"
+                    .to_owned(),
+            )),
+            (Mounted::Leaving(_), _) => Ok(Err("the volume is being unmounted".to_owned())),
+            (Mounted::Running(..), None) => Ok(Err("the process that serves the volume does not answer".to_owned())),
+            (Mounted::Running(mount, _), Some(status)) => Ok(status.health().map(|()| mount)),
+        }
+    }
+
+    /// Gives a mounted volume on object storage a larger quota.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn enlarge(path: &Path, bytes: u64) -> Result<()> {
+        let bytes = bytes.to_string();
+        let arguments: [&std::ffi::OsStr; 6] = [
+            "quota".as_ref(),
+            "set".as_ref(),
+            "--bytes".as_ref(),
+            bytes.as_ref(),
+            "--".as_ref(),
+            path.as_os_str(),
+        ];
+        program::run(&arguments, None).map_err(Failure::not_ready)
+    }
+}
+
+/// Whether what is mounted is what is asked for.
+fn check_same(mount: &Mount, volume: &RegisteredVolume, spec: &str, access: &Access) -> Result<()> {
+    let source = volume.record().source.as_str();
+    let at = mount.mountpoint.shown();
+    if checks::identity_of(source) != checks::identity_of(spec) {
+        let why = format!("{at}: another volume is mounted there, {}", source.shown());
+        return Err(Failure::new(Code::AlreadyExists, why));
+    }
+    if access.read_only && !mount.is_read_only {
+        let why = format!("{at}: the volume is mounted there for writing");
+        return Err(Failure::new(Code::AlreadyExists, why));
+    }
+    Ok(())
+}
+
+/// A number for a path, as a part of a file's name. Two paths of one number get in each other's way,
+/// in words, and nothing else.
+fn name_of(path: &Path) -> u64 {
+    use std::os::unix::ffi::OsStrExt as _;
+    path.as_os_str()
+        .as_bytes()
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |number, &byte| (number ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}

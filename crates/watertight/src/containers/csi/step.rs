@@ -1,0 +1,302 @@
+//! `csi-step`: what the controller does with a bucket, in a process of its own: it has the call's
+//! credentials in its environment, and one whose store does not answer can be ended.
+//!
+//! The question is JSON on standard input, the answer JSON on standard output. Each step may be
+//! repeated, also one that was killed at any point.
+
+use std::io::Read as _;
+
+use objects::{FormatOptions, QuotaCall, QuotaLimits};
+use serde::{Deserialize, Serialize};
+use store::{Error, ErrorKind};
+
+use super::ids::OF_A_CLONE;
+use crate::object_volumes;
+use crate::term::console::console;
+use crate::term::problem::{Problem, Result};
+
+/// Bytes of a question.
+const QUESTION_BYTES_MAX: u64 = 64 << 10;
+/// Volumes whose snapshots one step looks at.
+const VOLUMES_AT_ONCE: usize = 64;
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Step {
+    /// A volume with this many bytes at least is to be there.
+    Create {
+        url: String,
+        compress: Option<String>,
+        /// Bytes that it takes: at least, and at most.
+        size: Option<u64>,
+        limit: Option<u64>,
+        /// What it begins as: a volume, and one of its snapshots; none: as that volume is now.
+        source: Option<(String, Option<String>)>,
+    },
+    Delete {
+        url: String,
+    },
+    /// Fails where there is none.
+    Look {
+        url: String,
+    },
+    /// A larger quota, if nobody holds the volume.
+    Expand {
+        url: String,
+        bytes: u64,
+    },
+    /// The volumes below a prefix, behind one.
+    Volumes {
+        prefix: String,
+        after: Option<String>,
+        most: usize,
+    },
+    /// The snapshots of a volume.
+    Snapshots {
+        url: String,
+    },
+    /// The snapshots of the volumes below a prefix, behind a volume.
+    AllSnapshots {
+        prefix: String,
+        after: Option<String>,
+    },
+}
+
+/// A snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Snapshot {
+    pub(super) volume: String,
+    pub(super) name: String,
+    /// In UTC by RFC 3339.
+    pub(super) created: String,
+    pub(super) bytes: u64,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Answer {
+    Done,
+    /// The volume is there, with a quota of so many bytes; none: no quota.
+    Volume {
+        bytes: Option<u64>,
+    },
+    /// A process holds it, which has to do that itself.
+    Held,
+    Volumes {
+        names: Vec<String>,
+        /// The volume behind which more may be.
+        next: Option<String>,
+    },
+    Snapshots {
+        all: Vec<Snapshot>,
+        /// The volume behind which more may be.
+        next: Option<String>,
+    },
+    Failed {
+        kind: Kind,
+        words: String,
+    },
+}
+
+/// Which failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Kind {
+    NotFound,
+    /// There is one already that is not what is asked for.
+    Other,
+    Busy,
+    Invalid,
+    TooBig,
+    Unavailable,
+}
+
+impl Answer {
+    fn failed(kind: Kind, words: impl Into<String>) -> Self {
+        Self::Failed { kind, words: words.into() }
+    }
+}
+
+impl From<Error> for Answer {
+    fn from(error: Error) -> Self {
+        let kind = match error.kind() {
+            ErrorKind::NotFound => Kind::NotFound,
+            ErrorKind::Exists | ErrorKind::NotEmpty => Kind::Other,
+            ErrorKind::Busy | ErrorKind::Stale => Kind::Busy,
+            ErrorKind::Invalid | ErrorKind::Unsupported => Kind::Invalid,
+            ErrorKind::TooBig => Kind::TooBig,
+            _ => Kind::Unavailable,
+        };
+        Self::failed(kind, object_volumes::words(&error))
+    }
+}
+
+/// Runs the verb.
+///
+/// # Errors
+/// The question is none.
+pub fn run() -> Result<()> {
+    let mut question = Vec::new();
+    let read = std::io::stdin().lock().take(QUESTION_BYTES_MAX).read_to_end(&mut question);
+    read.map_err(|error| Problem::failure(format!("standard input: {error}")))?;
+    let step: Step = serde_json::from_slice(&question).map_err(|error| Problem::usage(error.to_string()))?;
+    let answer = step.carry_out().unwrap_or_else(Answer::from);
+    console().print_value(&answer)
+}
+
+impl Step {
+    fn carry_out(self) -> store::Result<Answer> {
+        match self {
+            Self::Create { url, compress, size, limit, source } => {
+                create(&url, compress.as_deref(), (size, limit), source)
+            }
+            Self::Delete { url } => delete(&url),
+            Self::Look { url } => {
+                objects::info(&url, None)?;
+                Ok(Answer::Volume { bytes: None })
+            }
+            Self::Expand { url, bytes } => expand(&url, bytes),
+            Self::Volumes { prefix, after, most } => {
+                let (names, next) = objects::volumes(&prefix, after.as_deref(), most)?;
+                Ok(Answer::Volumes { names, next })
+            }
+            Self::Snapshots { url } => Ok(Answer::Snapshots { all: snapshots(&url)?, next: None }),
+            Self::AllSnapshots { prefix, after } => {
+                let (names, next) = objects::volumes(&prefix, after.as_deref(), VOLUMES_AT_ONCE)?;
+                let mut all = Vec::new();
+                for name in names {
+                    match snapshots(&format!("{prefix}/{name}")) {
+                        Ok(more) => all.extend(more),
+                        // Deleted meanwhile.
+                        Err(error) if error.kind() == ErrorKind::NotFound => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                Ok(Answer::Snapshots { all, next })
+            }
+        }
+    }
+}
+
+fn snapshots(url: &str) -> store::Result<Vec<Snapshot>> {
+    let all = objects::snapshots(url)?.into_iter().filter(|snapshot| !snapshot.name.starts_with(OF_A_CLONE));
+    Ok(all
+        .map(|found| Snapshot {
+            volume: url.to_owned(),
+            name: found.name,
+            created: found.created,
+            bytes: found.bytes,
+        })
+        .collect())
+}
+
+fn create(
+    url: &str,
+    compress: Option<&str>,
+    (size, limit): (Option<u64>, Option<u64>),
+    source: Option<(String, Option<String>)>,
+) -> store::Result<Answer> {
+    let is_clone = source.is_some();
+    let is_there = match objects::info(url, None) {
+        Ok(_) => true,
+        Err(error) if error.kind() == ErrorKind::NotFound => false,
+        Err(error) => return Err(error),
+    };
+    if !is_there {
+        match source {
+            None => make(url, compress)?,
+            Some((from, snapshot)) => clone(&from, snapshot, url)?,
+        }
+    }
+    let Some(size) = size else { return Ok(Answer::Volume { bytes: None }) };
+    let root = || std::path::PathBuf::from("/");
+    let set = || {
+        let limits = QuotaLimits { bytes: Some(size), inodes: None };
+        objects::quotas(url, None, &QuotaCall::Set(root(), limits))?;
+        Ok(Answer::Volume { bytes: Some(size) })
+    };
+    let bytes = match objects::quotas(url, None, &QuotaCall::Get(root())) {
+        Ok(quotas) => quotas.first().and_then(|quota| quota.bytes),
+        Err(error) if error.kind() == ErrorKind::NoAttribute => None,
+        // It is mounted: so an earlier call has made it.
+        Err(error) if error.kind() == ErrorKind::Busy && is_there => {
+            return Ok(Answer::Volume { bytes: Some(size) });
+        }
+        Err(error) => return Err(error),
+    };
+    match bytes {
+        // An earlier call ended in between; or a clone has the quota of what it was made of.
+        None => set(),
+        Some(bytes) if is_clone && bytes < size => set(),
+        Some(bytes) if bytes < size || limit.is_some_and(|limit| bytes > limit) => {
+            let why = format!("{url}: there is a volume already, with a quota of {bytes} bytes");
+            Ok(Answer::failed(Kind::Other, why))
+        }
+        Some(bytes) => Ok(Answer::Volume { bytes: Some(bytes) }),
+    }
+}
+
+fn make(url: &str, compress: Option<&str>) -> store::Result<()> {
+    let compression = match compress {
+        Some("lz4") => objects::Compression::Lz4,
+        Some("none") => objects::Compression::None,
+        _ => objects::Compression::Zstd,
+    };
+    objects::format(url, &FormatOptions { compression, ..FormatOptions::default() }).map(drop)
+}
+
+fn clone(from: &str, snapshot: Option<String>, url: &str) -> store::Result<()> {
+    let name = match snapshot {
+        Some(name) => name,
+        None => {
+            let name = of_clone(url);
+            match objects::create_snapshot(from, None, &name) {
+                Err(error) if error.kind() != ErrorKind::Exists => return Err(error),
+                _ => name,
+            }
+        }
+    };
+    objects::clone_volume(from, &name, url).map(drop)
+}
+
+/// The snapshot that the clone at `url` is made of.
+pub(super) fn of_clone(url: &str) -> String {
+    let name = url.rsplit('/').next().unwrap_or_default();
+    let mut snapshot = format!("{OF_A_CLONE}{name}");
+    // A snapshot's name has 100 bytes at most.
+    snapshot.truncate(100);
+    snapshot
+}
+
+fn delete(url: &str) -> store::Result<Answer> {
+    match objects::snapshots(url) {
+        Ok(all) => {
+            for snapshot in all.iter().filter(|snapshot| snapshot.name.starts_with(OF_A_CLONE)) {
+                // Where the clone is there, that is the error.
+                objects::delete_snapshot(url, None, &snapshot.name)?;
+            }
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    objects::delete_volume(url)?;
+    Ok(Answer::Done)
+}
+
+fn expand(url: &str, bytes: u64) -> store::Result<Answer> {
+    let root = || std::path::PathBuf::from("/");
+    let now = match objects::quotas(url, None, &QuotaCall::Get(root())) {
+        Ok(quotas) => quotas.first().and_then(|quota| quota.bytes),
+        Err(error) if error.kind() == ErrorKind::NoAttribute => None,
+        Err(error) if error.kind() == ErrorKind::Busy => return Ok(Answer::Held),
+        Err(error) => return Err(error),
+    };
+    if let Some(now) = now.filter(|&now| now >= bytes) {
+        return Ok(Answer::Volume { bytes: Some(now) });
+    }
+    let limits = QuotaLimits { bytes: Some(bytes), inodes: None };
+    match objects::quotas(url, None, &QuotaCall::Set(root(), limits)) {
+        Ok(_) => Ok(Answer::Volume { bytes: Some(bytes) }),
+        Err(error) if error.kind() == ErrorKind::Busy => Ok(Answer::Held),
+        Err(error) => Err(error),
+    }
+}

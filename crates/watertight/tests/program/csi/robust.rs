@@ -1,0 +1,232 @@
+//! What calls survive: kills of the driver, deadlines, stores that hang, callers that are not to be
+//! trusted.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use csi_proto::tonic::{Code, Status};
+use csi_proto::v1::*;
+use rustix::process::Signal;
+
+use super::client::Client;
+use super::{Driver, create, refused};
+use crate::rig::{eventually, is_mounted};
+use crate::stalled::Stalling;
+
+/// A call of the ones that an orchestrator repeats until they end well.
+type Call = (&'static str, Box<dyn Fn(&Client) -> Result<(), Status> + Send + Sync>);
+
+#[test]
+fn a_driver_that_is_killed_in_a_call_leaves_what_the_next_call_repairs() {
+    let Some(mut driver) = Driver::new() else { return };
+    let mut daemon = driver.start();
+    let kept = driver.create("kept");
+    driver.client().node_stage_volume(driver.stage(&kept, "kept")).unwrap();
+    let serving = driver.serving("kept");
+    fs::write(Path::new(&driver.staging("kept")).join("f"), "kept").unwrap();
+    let id = driver.prefix(&driver.volumes.join("a"));
+    let (stage, unstage) = (driver.stage(&id, "a"), driver.unstage(&id, "a"));
+    let (publish, unpublish) = (driver.publish(&id, "a", "p"), driver.unpublish(&id, "p"));
+    let volume = id.clone();
+    let sized = CreateVolumeRequest {
+        capacity_range: Some(CapacityRange { required_bytes: 1 << 30, limit_bytes: 0 }),
+        ..create("a")
+    };
+    let calls: [Call; 6] = [
+        ("create", Box::new(move |client| client.create_volume(sized.clone()).map(drop))),
+        ("stage", Box::new(move |client| client.node_stage_volume(stage.clone()).map(drop))),
+        ("publish", Box::new(move |client| client.node_publish_volume(publish.clone()).map(drop))),
+        ("unpublish", Box::new(move |client| client.node_unpublish_volume(unpublish.clone()).map(drop))),
+        ("unstage", Box::new(move |client| client.node_unstage_volume(unstage.clone()).map(drop))),
+        ("delete", Box::new(move |client| client.delete(&volume).map(drop))),
+    ];
+    for pause in [0, 2, 10, 50] {
+        for (name, call) in &calls {
+            let client = driver.client();
+            thread::scope(|scope| {
+                scope.spawn(|| call(&client));
+                thread::sleep(Duration::from_millis(pause));
+                daemon.kill();
+            });
+            daemon = driver.start();
+            // What the killed driver began may have the volume for a moment.
+            let client = driver.client();
+            let mut last = None;
+            eventually(name, || {
+                last = call(&client).err();
+                if let Some(error) = &last {
+                    let codes =
+                        [Code::FailedPrecondition, Code::Aborted, Code::Unavailable, Code::AlreadyExists];
+                    assert!(codes.contains(&error.code()), "{name}, {pause}: {error:?}");
+                }
+                last.is_none()
+            });
+            assert!(call(&client).is_ok(), "{name} is not idempotent");
+        }
+        assert!(!Path::new(&driver.target("p")).exists());
+        eventually("nothing is left", || fs::read_dir(&driver.volumes).unwrap().count() == 1);
+    }
+    // No end of the driver touched the other volume.
+    assert_eq!(driver.serving("kept"), serving);
+    assert_eq!(fs::read(Path::new(&driver.staging("kept")).join("f")).unwrap(), b"kept");
+}
+
+#[test]
+fn two_calls_at_once_both_end_well() {
+    let Some(mut driver) = Driver::new() else { return };
+    let _daemon = driver.start();
+    let both = |call: &(dyn Fn(&Client) -> Result<(), Status> + Sync)| {
+        thread::scope(|scope| {
+            let each: Vec<_> = (0..2).map(|_| scope.spawn(|| call(&driver.client()))).collect();
+            each.into_iter().for_each(|one| one.join().unwrap().unwrap());
+        });
+    };
+    both(&|client| client.create_volume(create("a")).map(drop));
+    let id = driver.prefix(&driver.volumes.join("a"));
+    both(&|client| client.node_stage_volume(driver.stage(&id, "a")).map(drop));
+    both(&|client| client.node_publish_volume(driver.publish(&id, "a", "p")).map(drop));
+    let mounts = watertight::host::mountinfo::MountTable::read();
+    assert_eq!(mounts.iter().filter(|mount| mount.mountpoint == Path::new(&driver.target("p"))).count(), 1);
+    both(&|client| client.node_unpublish_volume(driver.unpublish(&id, "p")).map(drop));
+    both(&|client| client.node_unstage_volume(driver.unstage(&id, "a")).map(drop));
+    both(&|client| client.delete(&id).map(drop));
+}
+
+#[test]
+fn a_store_that_hangs_aborts_its_own_calls_and_holds_up_no_other() {
+    let Some(stalling) = Stalling::new() else { return };
+    let Some(mut driver) = Driver::new() else { return };
+    let hanging = stalling.rig.store.clone();
+    driver.more = vec!["--url-prefix".to_owned(), driver.prefix(&hanging)];
+    let _daemon = driver.start();
+    let class = |dir: &Path, name: &str| CreateVolumeRequest {
+        parameters: HashMap::from([("url".to_owned(), driver.prefix(dir))]),
+        ..create(name)
+    };
+    let client = driver.client();
+    let slow = client.create(class(&hanging, "slow")).unwrap().volume_id;
+    let quick = client.create(class(&driver.volumes, "quick")).unwrap().volume_id;
+    client.node_stage_volume(driver.stage(&slow, "slow")).unwrap();
+    client.node_publish_volume(driver.publish(&slow, "slow", "slow")).unwrap();
+    let target = driver.target("slow");
+    fs::write(Path::new(&target).join("f"), "data").unwrap();
+    stalling.server.stop();
+    // The pod's mount goes at once; the volume stays until its data is written.
+    let begun = Instant::now();
+    client.node_unpublish_volume(driver.unpublish(&slow, "slow")).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(10) && !is_mounted(Path::new(&target)));
+    let short = driver.client().within(Duration::from_millis(500));
+    refused(short.node_unstage_volume(driver.unstage(&slow, "slow")), Code::Aborted, "goes on");
+    refused(short.node_unstage_volume(driver.unstage(&slow, "slow")), Code::Aborted, "has begun earlier");
+    refused(short.create(class(&hanging, "more")), Code::Aborted, "goes on");
+    for _ in 0..2 {
+        client.node_stage_volume(driver.stage(&quick, "quick")).unwrap();
+        client.node_publish_volume(driver.publish(&quick, "quick", "quick")).unwrap();
+        client.node_unpublish_volume(driver.unpublish(&quick, "quick")).unwrap();
+        eventually("it is unstaged", || client.node_unstage_volume(driver.unstage(&quick, "quick")).is_ok());
+    }
+    stalling.server.signal(Signal::CONT);
+    client.node_unstage_volume(driver.unstage(&slow, "slow")).unwrap();
+    client.node_stage_volume(driver.stage(&slow, "slow")).unwrap();
+    assert_eq!(fs::read(Path::new(&driver.staging("slow")).join("f")).unwrap(), b"data");
+    client.node_unstage_volume(driver.unstage(&slow, "slow")).unwrap();
+}
+
+#[test]
+fn what_a_hostile_caller_asks_for_is_refused() {
+    let Some(mut driver) = Driver::new() else { return };
+    let _daemon = driver.start();
+    let mode = fs::metadata(&driver.socket).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let client = driver.client();
+    let id = driver.create("a");
+    client.node_stage_volume(driver.stage(&id, "a")).unwrap();
+    let outside = driver.rig.root.join("outside");
+    fs::create_dir(&outside).unwrap();
+    std::os::unix::fs::symlink(&outside, driver.root.join("link")).unwrap();
+    let (outside, root) = (outside.to_str().unwrap(), driver.root.to_str().unwrap());
+    for target in [
+        "relative",
+        "/etc/x",
+        root,
+        &format!("{root}/../outside/x"),
+        &format!("{root}/link/x"),
+        &format!("{root}/a\nb"),
+        &format!("{root}/{}", "a/".repeat(4000)),
+        outside,
+    ] {
+        let publish =
+            NodePublishVolumeRequest { target_path: target.to_owned(), ..driver.publish(&id, "a", "p") };
+        let answer = client.node_publish_volume(publish).unwrap_err();
+        assert!([Code::InvalidArgument, Code::FailedPrecondition].contains(&answer.code()), "{answer:?}");
+        let unpublish = NodeUnpublishVolumeRequest { volume_id: id.clone(), target_path: target.to_owned() };
+        assert!(client.node_unpublish_volume(unpublish).is_err(), "{target}");
+        let stage =
+            NodeStageVolumeRequest { staging_target_path: target.to_owned(), ..driver.stage(&id, "a") };
+        assert!(client.node_stage_volume(stage).is_err(), "{target}");
+    }
+    assert_eq!(fs::read_dir(outside).unwrap().count(), 0);
+    // A mount of somebody else's is not taken away.
+    let theirs = driver.target("theirs");
+    fs::create_dir(&theirs).unwrap();
+    rustix::mount::mount("none", theirs.as_str(), "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
+    refused(
+        client.node_unpublish_volume(driver.unpublish(&id, "theirs")),
+        Code::FailedPrecondition,
+        "of type tmpfs",
+    );
+    assert!(is_mounted(Path::new(&theirs)));
+    let with = |change: &dyn Fn(&mut CreateVolumeRequest)| {
+        let mut request = create("x");
+        change(&mut request);
+        client.create_volume(request)
+    };
+    let of = |key: &str, value: &str| HashMap::from([(key.to_owned(), value.to_owned())]);
+    for (answer, word) in [
+        (with(&|request| request.name = "../x".to_owned()), "volume's name"),
+        (with(&|request| request.parameters = of("url", "file:///etc")), "--url-prefix"),
+        (with(&|request| request.parameters = of("frob", "1")), "no parameter"),
+        (with(&|request| request.secrets = of("LD_PRELOAD", "hidden")), "no such key"),
+        (with(&|request| request.secrets = of("AWS_ENDPOINT_URL", "hidden")), "both needed"),
+        (with(&|request| request.volume_capabilities.clear()), "capabilities are missing"),
+    ] {
+        let status = answer.as_ref().unwrap_err();
+        assert!(!status.message().contains("hidden"), "{status:?}");
+        refused(answer, Code::InvalidArgument, word);
+    }
+    // Ids that are none of this driver's have nothing to delete; and nothing is.
+    for id in ["file:///etc", &format!("{id}/../../outside"), "none", &driver.prefix(&driver.volumes)] {
+        client.delete(id).unwrap();
+        let get = ControllerGetVolumeRequest { volume_id: (*id).to_owned() };
+        assert_eq!(client.controller_get_volume(get).unwrap_err().code(), Code::NotFound, "{id}");
+    }
+    let attributes = of("type", "block");
+    let stage = NodeStageVolumeRequest { volume_context: attributes, ..driver.stage(&id, "b") };
+    refused(client.node_stage_volume(stage), Code::InvalidArgument, "object or directory");
+    assert!(driver.volumes.join("a/format").exists());
+}
+
+#[test]
+fn keys_are_in_the_environment_of_the_volume_s_processes_alone() {
+    let Some(mut driver) = Driver::new() else { return };
+    let daemon = driver.start();
+    let client = driver.client();
+    let id = driver.create("a");
+    let secrets = [("AWS_ACCESS_KEY_ID", "key-in-a-test"), ("AWS_SECRET_ACCESS_KEY", "hidden-in-a-test")];
+    let secrets = secrets.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    client.node_stage_volume(NodeStageVolumeRequest { secrets, ..driver.stage(&id, "a") }).unwrap();
+    let pid = driver.serving("a").as_raw_pid();
+    let of =
+        |file: &str| String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/{file}")).unwrap()).into_owned();
+    assert!(of("environ").contains("AWS_SECRET_ACCESS_KEY=hidden-in-a-test"));
+    assert!(!of("cmdline").contains("hidden"));
+    eventually("it is unstaged", || client.node_unstage_volume(driver.unstage(&id, "a")).is_ok());
+    assert!(!daemon.stderr().contains("hidden"), "{}", daemon.stderr());
+    for log in fs::read_dir(driver.rig.root.join("state/logs")).unwrap() {
+        assert!(!fs::read_to_string(log.unwrap().path()).unwrap().contains("hidden"));
+    }
+}
