@@ -134,3 +134,56 @@ async fn delete_objects(bucket: &Bucket, held: &Held) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use object_store::PutPayload;
+
+    use super::*;
+    use crate::format::Options;
+    use crate::make::make;
+    use crate::open::open_bucket;
+
+    fn bucket(name: &str) -> Bucket {
+        open_bucket(&format!("memory://delete-{name}/v").parse().unwrap()).unwrap()
+    }
+
+    async fn deleted(bucket: &Bucket) -> Result<()> {
+        delete(bucket, tokio::runtime::Handle::current()).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_volume_is_deleted_with_all_of_its_objects_wherever_an_earlier_deletion_ended() {
+        let bucket = bucket("whole");
+        deleted(&bucket).await.unwrap();
+        make(&bucket, Options::default(), None).await.unwrap();
+        for n in 0..PAGE + 10 {
+            let _made = bucket.create(&format!("log/{n}"), PutPayload::from_static(b"x")).await.unwrap();
+        }
+        deleted(&bucket).await.unwrap();
+        assert_eq!(bucket.list("", None).await.unwrap(), [""; 0]);
+        // The lease alone is left; and then, the format alone.
+        make(&bucket, Options::default(), None).await.unwrap();
+        bucket.delete(format::NAME).await.unwrap();
+        deleted(&bucket).await.unwrap();
+        make(&bucket, Options::default(), None).await.unwrap();
+        bucket.delete(Lease::OBJECT).await.unwrap();
+        deleted(&bucket).await.unwrap();
+        assert_eq!(bucket.list("", None).await.unwrap(), [""; 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_no_volume_or_is_held_stays() {
+        let bucket = bucket("held");
+        let _made = bucket.create("theirs", PutPayload::from_static(b"x")).await.unwrap();
+        deleted(&bucket).await.unwrap();
+        assert_eq!(bucket.list("", None).await.unwrap(), ["theirs"]);
+        bucket.delete("theirs").await.unwrap();
+        make(&bucket, Options::default(), None).await.unwrap();
+        let held = hold(&bucket).await.unwrap();
+        let refused = deleted(&bucket).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Busy);
+        held.release().await.unwrap();
+        deleted(&bucket).await.unwrap();
+    }
+}

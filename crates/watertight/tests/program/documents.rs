@@ -195,9 +195,14 @@ fn commands_in_the_documents_name_verbs_and_options_that_exist() {
     let mut program = Cli::command();
     program.build();
     let mut seen = BTreeSet::new();
-    for page in
-        ["README.md", "docs/OPERATIONS.md", "docs/CONTAINERS.md", "docs/SEMANTICS.md", "docs/TESTING.md"]
-    {
+    for page in [
+        "README.md",
+        "docs/OPERATIONS.md",
+        "docs/CONTAINERS.md",
+        "docs/KUBERNETES.md",
+        "docs/SEMANTICS.md",
+        "docs/TESTING.md",
+    ] {
         let text = file(page);
         for line in code(&text) {
             // The text behind a comment or a pipe is another command, or none.
