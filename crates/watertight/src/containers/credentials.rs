@@ -8,7 +8,7 @@ use std::process::Command;
 /// What may be given. Names of files and of profiles are not among it: the host's files are not the
 /// caller's to name.
 #[cfg(feature = "csi")]
-const KNOWN: [&str; 13] = [
+pub const KNOWN: [&str; 13] = [
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",

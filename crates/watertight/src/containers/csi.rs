@@ -43,6 +43,7 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
+pub use super::credentials::KNOWN as SECRETS;
 use super::listener::Listener;
 use super::records::own_dir;
 use crate::cli::CsiArgs;
@@ -54,11 +55,13 @@ use crate::term::logging;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::Show as _;
 use controller::ControllerService;
+pub use controller::PARAMETERS;
 use identity::IdentityService;
 use ids::Prefixes;
 use locks::Locks;
 use node::NodeService;
 use server::Services;
+pub use staged::ATTRIBUTES;
 use staged::Host;
 
 /// Calls that wait for processes or the disk, each on a thread.

@@ -2,6 +2,8 @@
 
 mod client;
 mod controller;
+mod launch;
+mod manifests;
 mod node;
 mod robust;
 

@@ -23,7 +23,7 @@ use super::step::{self, Answer, Step};
 use crate::containers::credentials::Credentials;
 
 /// The parameters of a class of volumes.
-const PARAMETERS: [&str; 2] = ["url", "compress"];
+pub const PARAMETERS: [&str; 2] = ["url", "compress"];
 /// What sidecars add to them.
 const OF_SIDECARS: &str = "csi.storage.k8s.io/";
 

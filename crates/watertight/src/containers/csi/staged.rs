@@ -26,7 +26,7 @@ use crate::registry::target::{self, RegisteredVolume};
 use crate::term::shown::{Show as _, exact};
 
 /// What a static or ephemeral volume's attributes may be; others are those of sidecars.
-pub(super) const ATTRIBUTES: [&str; 2] = ["type", "path"];
+pub const ATTRIBUTES: [&str; 2] = ["type", "path"];
 const OF_SIDECARS: [&str; 2] = ["csi.storage.k8s.io/", "storage.kubernetes.io/"];
 
 /// What all of a node's volumes have.

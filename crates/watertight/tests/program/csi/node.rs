@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use csi_proto::tonic::Code;
 use csi_proto::v1::volume_capability::access_mode::Mode;
@@ -202,4 +202,43 @@ fn others_read_what_one_node_writes() {
     for name in ["reader", "writer"] {
         eventually("it is unstaged", || client.node_unstage_volume(driver.unstage(&id, name)).is_ok());
     }
+}
+
+/// `cargo test -p watertight --test program -- --ignored --nocapture csi::node::how_long`.
+#[test]
+#[ignore = "a measurement"]
+#[expect(clippy::print_stdout, reason = "what was measured")]
+fn how_long_a_publish_takes_and_what_a_staged_volume_costs() {
+    let Some(mut driver) = Driver::new() else { return };
+    let _daemon = driver.start();
+    let client = driver.client();
+    let (mut stages, mut publishes, mut unpublishes, mut unstages) = (vec![], vec![], vec![], vec![]);
+    let timed = |into: &mut Vec<Duration>, call: &dyn Fn()| {
+        let begun = Instant::now();
+        call();
+        into.push(begun.elapsed());
+    };
+    for n in 0..20 {
+        let name = format!("v{n}");
+        let id = driver.create(&name);
+        let (stage, publish) = (driver.stage(&id, &name), driver.publish(&id, &name, &name));
+        timed(&mut stages, &|| drop(client.node_stage_volume(stage.clone()).unwrap()));
+        timed(&mut publishes, &|| drop(client.node_publish_volume(publish.clone()).unwrap()));
+    }
+    let status = fs::read_to_string(format!("/proc/{}/status", driver.serving("v0").as_raw_pid())).unwrap();
+    let memory = status.lines().find(|line| line.starts_with("RssAnon")).unwrap().to_owned();
+    for n in 0..20 {
+        let name = format!("v{n}");
+        let id = driver.prefix(&driver.volumes.join(&name));
+        let (unpublish, unstage) = (driver.unpublish(&id, &name), driver.unstage(&id, &name));
+        timed(&mut unpublishes, &|| drop(client.node_unpublish_volume(unpublish.clone()).unwrap()));
+        timed(&mut unstages, &|| drop(client.node_unstage_volume(unstage.clone()).unwrap()));
+    }
+    for (what, mut times) in
+        [("stage", stages), ("publish", publishes), ("unpublish", unpublishes), ("unstage", unstages)]
+    {
+        times.sort();
+        println!("{what}: median {:?}, longest {:?}", times[times.len() / 2], times[times.len() - 1]);
+    }
+    println!("of one volume's process: {memory}");
 }
