@@ -3,7 +3,7 @@
 //! | module | purpose |
 //! |---|---|
 //! | `server` | gRPC over a unix socket |
-//! | `identity`, `controller`, `node` | the three services: what is asked for, checked, and answered |
+//! | `identity`, `controller`, `snapshots`, `node` | the three services: what is asked for, checked, and answered |
 //! | `ids`, `capability`, `deadline`, `pages`, `time` | what is in calls and answers, parsed into types |
 //! | `failure` | codes that orchestrators act on, with words for people |
 //! | `locks` | a turn for each volume and each path; a call that is late goes on |
@@ -33,6 +33,7 @@ mod locks;
 mod node;
 mod pages;
 mod server;
+mod snapshots;
 mod staged;
 pub mod step;
 mod time;

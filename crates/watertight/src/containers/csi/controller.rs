@@ -5,7 +5,6 @@ use csi_proto::tonic::metadata::MetadataMap;
 use csi_proto::tonic::{Request, Response, Status, async_trait};
 use csi_proto::v1::controller_server::Controller;
 use csi_proto::v1::controller_service_capability::{self, Rpc, rpc};
-use csi_proto::v1::list_snapshots_response::Entry as SnapshotEntry;
 use csi_proto::v1::list_volumes_response::Entry as VolumeEntry;
 use csi_proto::v1::validate_volume_capabilities_response::Confirmed;
 use csi_proto::v1::volume_content_source::Type as SourceType;
@@ -19,13 +18,13 @@ use super::failure::{Failure, Result};
 use super::ids::{Prefixes, SnapshotId, check_id, new_volume};
 use super::locks::Locks;
 use super::pages::Page;
-use super::step::{self, Answer, Step};
+use super::step::{Answer, Step};
 use crate::containers::credentials::Credentials;
 
 /// The parameters of a class of volumes.
 pub const PARAMETERS: [&str; 2] = ["url", "compress"];
 /// What sidecars add to them.
-const OF_SIDECARS: &str = "csi.storage.k8s.io/";
+pub(super) const OF_SIDECARS: &str = "csi.storage.k8s.io/";
 
 /// The service `csi.v1.Controller`.
 #[derive(Debug)]
@@ -51,17 +50,17 @@ fn size(range: Option<&CapacityRange>) -> Result<(Option<u64>, Option<u64>)> {
     Ok((required.or(limit), limit))
 }
 
-fn credentials(secrets: &std::collections::HashMap<String, String>) -> Result<Credentials> {
+pub(super) fn credentials(secrets: &std::collections::HashMap<String, String>) -> Result<Credentials> {
     Credentials::parse(secrets).map_err(Failure::invalid)
 }
 
 /// A number of bytes for an answer.
-fn signed(bytes: Option<u64>) -> i64 {
+pub(super) fn signed(bytes: Option<u64>) -> i64 {
     bytes.map_or(0, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX))
 }
 
 impl ControllerService {
-    fn bucket(&self, key: &str, metadata: &MetadataMap, credentials: Credentials) -> Bucket<'_> {
+    pub(super) fn bucket(&self, key: &str, metadata: &MetadataMap, credentials: Credentials) -> Bucket<'_> {
         Bucket { locks: &self.locks, key: key.to_owned(), patience: patience(metadata), credentials }
     }
 
@@ -112,7 +111,7 @@ impl ControllerService {
             None => Err(Failure::invalid("volume_content_source: it names neither a snapshot nor a volume")),
             Some(SourceType::Snapshot(of)) => {
                 let id = SnapshotId::parse(&of.snapshot_id, &self.prefixes);
-                let id = id.ok_or_else(|| no_such_snapshot(&of.snapshot_id))?;
+                let id = id.ok_or_else(|| SnapshotId::missing(&of.snapshot_id))?;
                 Ok(Some((id.volume, Some(id.name))))
             }
             Some(SourceType::Volume(of)) => Ok(Some((self.prefixes.volume(&of.volume_id)?, None))),
@@ -164,50 +163,6 @@ impl ControllerService {
         }
     }
 
-    async fn create_one_snapshot(
-        &self,
-        metadata: &MetadataMap,
-        request: CreateSnapshotRequest,
-    ) -> Result<v1::Snapshot> {
-        let name = SnapshotId::new_name(&request.name)?;
-        if let Some(key) = request.parameters.keys().find(|key| !key.starts_with(OF_SIDECARS)) {
-            return Err(Failure::invalid(format!("a class of snapshots has no parameter {key:?}")));
-        }
-        let url = self.prefixes.volume(&request.source_volume_id)?;
-        let bucket = self.bucket(&url, metadata, credentials(&request.secrets)?);
-        if let Some(elsewhere) = self.snapshot_elsewhere(&bucket, &url, &name).await? {
-            let code = csi_proto::tonic::Code::AlreadyExists;
-            return Err(Failure::new(code, format!("there is a snapshot {name} of {elsewhere}")));
-        }
-        let made = bucket.create_snapshot(url, name).await?;
-        Ok(snapshot(made))
-    }
-
-    /// Another volume that has a snapshot of this name, as far as this driver knows its volumes.
-    async fn snapshot_elsewhere(&self, bucket: &Bucket<'_>, url: &str, name: &str) -> Result<Option<String>> {
-        let Some((prefix, _)) = url.rsplit_once('/') else { return Ok(None) };
-        if !self.prefixes.all().iter().any(|known| known == prefix) {
-            return Ok(None);
-        }
-        let answer =
-            bucket.ask("looking", Step::AllSnapshots { prefix: prefix.to_owned(), after: None }).await?;
-        let Answer::Snapshots { all, .. } = answer else { return Err(unexpected(&answer)) };
-        Ok(all.into_iter().find(|one| one.name == name && one.volume != url).map(|one| one.volume))
-    }
-
-    async fn delete_one_snapshot(
-        &self,
-        metadata: &MetadataMap,
-        request: DeleteSnapshotRequest,
-    ) -> Result<()> {
-        if request.snapshot_id.is_empty() {
-            return Err(Failure::invalid("the snapshot's id is missing"));
-        }
-        let Some(id) = SnapshotId::parse(&request.snapshot_id, &self.prefixes) else { return Ok(()) };
-        let bucket = self.bucket(&id.volume.clone(), metadata, credentials(&request.secrets)?);
-        bucket.delete_snapshot(id).await
-    }
-
     async fn list_some_volumes(
         &self,
         metadata: &MetadataMap,
@@ -227,69 +182,10 @@ impl ControllerService {
         let next_token = page.token(self.prefixes.all().len());
         Ok(ListVolumesResponse { entries, next_token })
     }
-
-    async fn list_some_snapshots(
-        &self,
-        metadata: &MetadataMap,
-        request: ListSnapshotsRequest,
-    ) -> Result<ListSnapshotsResponse> {
-        let mut page = Page::parse(request.max_entries, &request.starting_token)?;
-        let bucket = self.bucket("list", metadata, credentials(&request.secrets)?);
-        let none = || Ok(ListSnapshotsResponse::default());
-        let (volume, name) = if request.snapshot_id.is_empty() {
-            (request.source_volume_id.clone(), None)
-        } else {
-            let Some(id) = SnapshotId::parse(&request.snapshot_id, &self.prefixes) else { return none() };
-            (id.volume, Some(id.name))
-        };
-        let mut found = Vec::new();
-        if volume.is_empty() {
-            while let Some(prefix) = self.prefixes.all().get(page.prefix).filter(|_| found.len() < page.most)
-            {
-                let step = Step::AllSnapshots { prefix: prefix.clone(), after: page.after.clone() };
-                let answer = bucket.ask("listing", step).await?;
-                let Answer::Snapshots { all, next } = answer else { return Err(unexpected(&answer)) };
-                page.take(all, next, &mut found);
-            }
-            let next_token = page.token(self.prefixes.all().len());
-            return Ok(ListSnapshotsResponse { entries: entries(found), next_token });
-        }
-        let Ok(url) = self.prefixes.volume(&volume) else { return none() };
-        let all = match bucket.ask("listing", Step::Snapshots { url }).await {
-            Ok(Answer::Snapshots { all, .. }) => all,
-            Ok(other) => return Err(unexpected(&other)),
-            Err(failure) if failure.code == csi_proto::tonic::Code::NotFound => return none(),
-            Err(failure) => return Err(failure),
-        };
-        let all = all.into_iter().filter(|one| name.as_ref().is_none_or(|name| *name == one.name)).collect();
-        page.take(all, None, &mut found);
-        let next_token = page.token(1);
-        Ok(ListSnapshotsResponse { entries: entries(found), next_token })
-    }
-}
-
-fn entries(found: Vec<step::Snapshot>) -> Vec<SnapshotEntry> {
-    found.into_iter().map(|one| SnapshotEntry { snapshot: Some(snapshot(one)) }).collect()
 }
 
 fn volume_entry(volume_id: String) -> VolumeEntry {
     VolumeEntry { volume: Some(v1::Volume { volume_id, ..Default::default() }), status: None }
-}
-
-fn snapshot(found: step::Snapshot) -> v1::Snapshot {
-    let step::Snapshot { volume, name, created, bytes } = found;
-    v1::Snapshot {
-        size_bytes: signed(Some(bytes)),
-        snapshot_id: SnapshotId { volume: volume.clone(), name }.to_string(),
-        source_volume_id: volume,
-        creation_time: Some(super::time::timestamp(&created)),
-        ready_to_use: true,
-        ..Default::default()
-    }
-}
-
-fn no_such_snapshot(id: &str) -> Failure {
-    Failure::not_found(format!("there is no snapshot {id:?}: its id is URL@NAME"))
 }
 
 type Answered<T> = std::result::Result<Response<T>, Status>;
@@ -421,19 +317,22 @@ impl Controller for ControllerService {
 
     async fn get_snapshot(&self, request: Request<GetSnapshotRequest>) -> Answered<GetSnapshotResponse> {
         let (metadata, _, request) = request.into_parts();
-        let found = async {
-            if request.snapshot_id.is_empty() {
-                return Err(Failure::invalid("the snapshot's id is missing"));
-            }
-            let id = SnapshotId::parse(&request.snapshot_id, &self.prefixes);
-            let id = id.ok_or_else(|| no_such_snapshot(&request.snapshot_id))?;
-            let bucket = self.bucket("list", &metadata, credentials(&request.secrets)?);
-            let answer = bucket.ask("listing", Step::Snapshots { url: id.volume }).await?;
-            let Answer::Snapshots { all, .. } = answer else { return Err(unexpected(&answer)) };
-            let one = all.into_iter().find(|one| one.name == id.name);
-            let one = one.ok_or_else(|| no_such_snapshot(&request.snapshot_id))?;
-            Ok(GetSnapshotResponse { snapshot: Some(snapshot(one)) })
-        };
-        answered(found.await)
+        let found = self.get_one_snapshot(&metadata, request).await;
+        answered(found.map(|snapshot| GetSnapshotResponse { snapshot: Some(snapshot) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_checked() {
+        let of = |required_bytes, limit_bytes| size(Some(&CapacityRange { required_bytes, limit_bytes }));
+        assert_eq!(of(1, 0), Ok((Some(1), None)));
+        assert_eq!(of(0, 2), Ok((Some(2), Some(2))));
+        assert_eq!(of(1, 2), Ok((Some(1), Some(2))));
+        assert_eq!(size(None), Ok((None, None)));
+        assert!(of(2, 1).is_err() && of(-1, 0).is_err() && of(0, i64::MIN).is_err());
     }
 }

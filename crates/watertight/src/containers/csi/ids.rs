@@ -179,6 +179,11 @@ impl SnapshotId {
         Ok(())
     }
 
+    /// Why there is nothing by this id.
+    pub(super) fn missing(id: &str) -> Failure {
+        Failure::not_found(format!("there is no snapshot {id:?}: its id is URL@NAME"))
+    }
+
     /// Parses an id; none: it names nothing that this driver has made.
     pub(super) fn parse(id: &str, prefixes: &Prefixes) -> Option<Self> {
         let (volume, name) = id.rsplit_once('@')?;

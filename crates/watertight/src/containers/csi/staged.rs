@@ -243,10 +243,15 @@ impl Host {
         // A pod that only reads does not decide for others.
         let access = Access { read_only: false, ..access.clone() };
         self.mount(source, &access, &base, Credentials::default())?;
-        match Mounted::at(&base).map_err(Failure::not_ready)? {
+        let shown = match Mounted::at(&base).map_err(Failure::not_ready)? {
             Mounted::Running(mount, _) => bind::show(&mount, target, read_only),
             _ => Err(Failure::not_ready(format!("{} is gone again", base.shown()))),
+        };
+        if shown.is_err() {
+            // The error is the one that counts; what stays is released when the driver starts.
+            let _released = self.release(&base);
         }
+        shown
     }
 
     /// The base that a pod's path shows, if it shows one.
