@@ -80,8 +80,9 @@ fn command<A: AsRef<OsStr>>(launch: &Launch, arguments: &[A]) -> Command {
     let mut command = match launch.wrapper.split_first() {
         Some((wrapper, more)) => {
             let mut command = Command::new(wrapper);
-            // Of this process, not of the one that runs it.
-            command.args(more).arg(format!("/proc/{}/exe", std::process::id()));
+            // By its path: where it was replaced meanwhile, nothing has this one, and starting fails.
+            let own = std::fs::read_link("/proc/self/exe").unwrap_or_default();
+            command.args(more).arg(own);
             command
         }
         None => {

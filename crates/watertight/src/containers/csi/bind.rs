@@ -52,6 +52,11 @@ pub(super) fn show(from: &Mount, to: &Path, read_only: bool) -> Result<()> {
     mount_bind(&from.mountpoint, to).map_err(|error| failed("mount at", &error))?;
     let table = MountTable::read();
     let there = table.at(to).ok_or_else(|| failed("find the mount at", &"it is gone again"))?;
+    if Device::of(there) != Device::of(from) {
+        // The staged mount went in between, and its directory was shown instead.
+        let _error_that_counts = unmount::detach(there);
+        return Err(Failure::not_ready(format!("{}: no volume is there any more", from.mountpoint.shown())));
+    }
     if !read_only {
         return Ok(());
     }

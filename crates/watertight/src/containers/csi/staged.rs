@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use csi_proto::tonic::Code;
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2, statvfs};
 
 use super::bind;
 use super::capability::Access;
@@ -127,20 +127,18 @@ impl Host {
         let real = fs::canonicalize(path).map_err(|error| refused(&error.to_string()))?;
         let allowed = self.directories.iter().find_map(|allowed| {
             let allowed = fs::canonicalize(allowed).ok()?;
-            real.starts_with(&allowed).then_some(allowed)
+            // Not deeper: a volume's users, root in a container among them, may change what is in it.
+            (real.parent() == Some(allowed.as_path())).then_some(allowed)
         });
         let Some(allowed) = allowed else {
-            return Err(refused("it is not below a directory that this driver was given by --directory"));
+            return Err(refused("it is not in a directory that this driver was given by --directory"));
         };
-        let above = real.ancestors().skip(1).take_while(|dir| dir.starts_with(&allowed));
-        for dir in above {
-            let meta = fs::symlink_metadata(dir).map_err(|error| refused(&error.to_string()))?;
-            if meta.uid() != 0 || meta.mode() & 0o022 != 0 {
-                return Err(refused(&format!(
-                    "others than root can change {}, and with it what is mounted",
-                    dir.shown()
-                )));
-            }
+        let meta = fs::symlink_metadata(&allowed).map_err(|error| refused(&error.to_string()))?;
+        if meta.uid() != 0 || meta.mode() & 0o022 != 0 {
+            return Err(refused(&format!(
+                "others than root can change {}, and with it what is mounted",
+                allowed.shown()
+            )));
         }
         Ok(real)
     }
@@ -323,6 +321,10 @@ impl Host {
     /// # Errors
     /// Why not.
     pub(super) fn enlarge(path: &Path, bytes: u64) -> Result<()> {
+        let now = statvfs(path).map_err(|error| Failure::not_ready(error.to_string()))?;
+        if now.f_blocks.saturating_mul(now.f_frsize) >= bytes {
+            return Ok(());
+        }
         let bytes = bytes.to_string();
         let arguments: [&std::ffi::OsStr; 6] = [
             "quota".as_ref(),

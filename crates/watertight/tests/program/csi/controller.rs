@@ -72,7 +72,10 @@ fn a_mounted_volume_has_snapshots_and_clones_and_grows() {
         capacity_range: range,
         ..Default::default()
     };
-    client.node_expand_volume(on_node).unwrap();
+    client.node_expand_volume(on_node.clone()).unwrap();
+    // A call that comes late makes it no smaller.
+    let less = Some(CapacityRange { required_bytes: 1 << 30, limit_bytes: 0 });
+    client.node_expand_volume(NodeExpandVolumeRequest { capacity_range: less, ..on_node }).unwrap();
     let shown = rustix::fs::statvfs(staging.as_str()).unwrap();
     assert_eq!(shown.f_blocks * shown.f_frsize, 3 << 30);
     eventually("it is unstaged", || client.node_unstage_volume(driver.unstage(&id, "a")).is_ok());

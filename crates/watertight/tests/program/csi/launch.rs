@@ -65,7 +65,7 @@ fn mount_processes_are_run_by_systemd_and_get_their_keys_by_their_environment() 
     let stage = csi_proto::v1::NodeStageVolumeRequest { secrets, ..driver.stage(&id, "a") };
     client.node_stage_volume(stage).unwrap();
     let line = fs::read_to_string(&said).unwrap();
-    for part in ["--scope", "--slice=watertight.slice", "/exe mount -d", &id] {
+    for part in ["--scope", "--slice=watertight.slice", "/watertight mount -d", &id] {
         assert!(line.contains(part), "no {part:?} in {line:?}");
     }
     assert!(line.lines().count() == 1 && !line.contains("hidden"), "{line}");

@@ -124,7 +124,7 @@ fn attributes(path: &Path, more: &[(&str, &str)]) -> HashMap<String, String> {
 fn directories_of_the_node_are_served_below_those_that_are_allowed() {
     let Some(mut driver) = Driver::new() else { return };
     let (data, other) = (driver.rig.root.join("srv/data"), driver.rig.root.join("other"));
-    for dir in [&data, &other] {
+    for dir in [&data, &data.join("deeper"), &other] {
         fs::create_dir_all(dir).unwrap();
     }
     std::os::unix::fs::symlink(&other, driver.rig.root.join("srv/link")).unwrap();
@@ -146,7 +146,13 @@ fn directories_of_the_node_are_served_below_those_that_are_allowed() {
     client.node_unpublish_volume(driver.unpublish("data", "p1")).unwrap();
     client.node_unstage_volume(driver.unstage("data", "data")).unwrap();
     assert_eq!(fs::read(data.join("f")).unwrap(), b"data");
-    for path in [&other, &driver.rig.root.join("srv/link"), Path::new("/etc"), &data.join("missing")] {
+    for path in [
+        &other,
+        &driver.rig.root.join("srv/link"),
+        Path::new("/etc"),
+        &data.join("missing"),
+        &data.join("deeper"),
+    ] {
         let answer = client.node_stage_volume(stage(path)).unwrap_err();
         assert_eq!(answer.code(), Code::FailedPrecondition, "{path:?}: {answer:?}");
     }
