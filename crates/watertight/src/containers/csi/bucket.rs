@@ -5,9 +5,9 @@ use std::time::Duration;
 use csi_proto::tonic::Code;
 
 use super::failure::{Failure, Result};
-use super::ids::SnapshotId;
+use super::ids::{SnapshotId, of_clone};
 use super::locks::Locks;
-use super::step::{Answer, Kind, Snapshot, Step, of_clone};
+use super::step::{Answer, Kind, Snapshot, Step};
 use crate::containers::credentials::Credentials;
 use crate::containers::program::{self, Launch};
 
@@ -28,6 +28,8 @@ pub(super) struct Bucket<'l> {
 #[derive(Debug, Clone)]
 pub(super) struct Made {
     pub(super) url: String,
+    /// URLs above it, none of which may be a volume.
+    pub(super) above: Vec<String>,
     pub(super) compress: Option<String>,
     pub(super) size: Option<u64>,
     pub(super) limit: Option<u64>,
@@ -88,7 +90,7 @@ fn ask(launch: &Launch, step: &Step) -> Result<Answer> {
             let code = match kind {
                 Kind::NotFound => Code::NotFound,
                 Kind::Other => Code::AlreadyExists,
-                Kind::Busy => Code::FailedPrecondition,
+                Kind::Busy | Kind::Nested => Code::FailedPrecondition,
                 Kind::Invalid => Code::InvalidArgument,
                 Kind::TooBig => Code::ResourceExhausted,
                 Kind::Unavailable => Code::Unavailable,
@@ -100,7 +102,7 @@ fn ask(launch: &Launch, step: &Step) -> Result<Answer> {
 }
 
 fn create(launch: &Launch, made: Made) -> Result<Option<u64>> {
-    let Made { url, compress, size, limit, mut source } = made;
+    let Made { url, above, compress, size, limit, mut source } = made;
     if let Some((from, snapshot_name @ None)) = &mut source {
         match ask(launch, &Step::Look { url: url.clone() }) {
             Ok(_) => {}
@@ -108,17 +110,21 @@ fn create(launch: &Launch, made: Made) -> Result<Option<u64>> {
                 // What it has now: where a process of this host holds it, that one makes the snapshot.
                 ask(launch, &Step::Look { url: from.clone() })?;
                 let name = of_clone(&url);
-                if let Err(why) = snapshot(launch, "create", from, &name)
-                    && !why.words().contains("already")
-                {
-                    return Err(why);
+                let look = Step::LookForSnapshot { url: from.clone(), name: name.clone() };
+                match ask(launch, &look) {
+                    // An earlier call has made it.
+                    Ok(_) => {}
+                    Err(failure) if failure.code == Code::NotFound => {
+                        snapshot(launch, "create", from, &name)?;
+                    }
+                    Err(failure) => return Err(failure),
                 }
                 *snapshot_name = Some(name);
             }
             Err(failure) => return Err(failure),
         }
     }
-    match ask(launch, &Step::Create { url, compress, size, limit, source })? {
+    match ask(launch, &Step::Create { url, above, compress, size, limit, source })? {
         Answer::Volume { bytes } => Ok(bytes),
         other => Err(unexpected(&other)),
     }

@@ -95,7 +95,8 @@ impl ControllerService {
         let source = self.source(request.volume_content_source.as_ref())?;
         let compress = request.parameters.get("compress").cloned();
         let bucket = self.bucket(&url, metadata, credentials(&request.secrets)?);
-        let bytes = bucket.create(Made { url: url.clone(), compress, size, limit, source }).await?;
+        let above = self.prefixes.above(&url);
+        let bytes = bucket.create(Made { url: url.clone(), above, compress, size, limit, source }).await?;
         Ok(v1::Volume {
             capacity_bytes: signed(bytes),
             volume_id: url,
@@ -119,9 +120,8 @@ impl ControllerService {
     }
 
     async fn delete(&self, metadata: &MetadataMap, request: DeleteVolumeRequest) -> Result<()> {
-        check_id(&request.volume_id)?;
-        // An id that names no volume of this driver's: there is nothing to delete.
-        let Ok(url) = self.prefixes.volume(&request.volume_id) else { return Ok(()) };
+        // An id that is no URL names no volume: there is nothing to delete.
+        let Some(url) = self.prefixes.to_delete(&request.volume_id)? else { return Ok(()) };
         let bucket = self.bucket(&url, metadata, credentials(&request.secrets)?);
         bucket.ask("deleting it", Step::Delete { url: url.clone() }).await.map(drop)
     }

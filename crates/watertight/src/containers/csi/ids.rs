@@ -61,6 +61,33 @@ impl Prefixes {
         self.check(&url, false).map(|()| url).map_err(Failure::not_found)
     }
 
+    /// As [`volume`](Self::volume), for a deletion; none: the id names nothing of any bucket.
+    ///
+    /// # Errors
+    /// `FailedPrecondition`: it is a URL that this driver has no volumes at.
+    pub(super) fn to_delete(&self, id: &str) -> Result<Option<String>> {
+        check_id(id)?;
+        match self.volume(id) {
+            Ok(url) => Ok(Some(url)),
+            Err(failure) if object_volumes::looks_like(id) => Err(Failure::not_ready(failure.words())),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// The URLs above a volume's, below this driver's prefix: none of them may be a volume.
+    pub(super) fn above(&self, url: &str) -> Vec<String> {
+        let is_prefix =
+            |prefix: &String| url.strip_prefix(prefix.as_str()).is_some_and(|rest| rest.starts_with('/'));
+        let bucket = || {
+            let path = url.find("://").map_or(0, |at| at + 3);
+            url[path..].find('/').map_or(url.len(), |end| path + end)
+        };
+        let prefix =
+            self.0.iter().filter(|prefix| is_prefix(prefix)).map(String::len).min().unwrap_or_else(bucket);
+        let ends = url.match_indices('/').map(|(at, _)| at).filter(|&at| at > prefix);
+        ends.map(|end| url[..end].to_owned()).collect()
+    }
+
     /// The URL of the prefix that a class of volumes has, or this driver's only one.
     ///
     /// # Errors
@@ -152,11 +179,7 @@ impl SnapshotId {
         if given.len() <= SNAPSHOT_BYTES_MAX || given.len() > NAME_BYTES_MAX {
             return Self::check_name(given).map(|()| given.to_owned());
         }
-        let digest = given.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
-            (digest ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-        });
-        let start: String = given.chars().take(SNAPSHOT_BYTES_MAX / 5).collect();
-        let name = format!("{start}-{digest:016x}");
+        let name = shortened(given);
         Self::check_name(&name).map(|()| name)
     }
 
@@ -197,6 +220,32 @@ impl std::fmt::Display for SnapshotId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}@{}", self.volume, self.name)
     }
+}
+
+/// The snapshot that the clone at `url` is made of.
+pub(super) fn of_clone(url: &str) -> String {
+    let name = url.rsplit('/').next().unwrap_or_default();
+    if OF_A_CLONE.len() + name.len() <= SNAPSHOT_BYTES_MAX {
+        return format!("{OF_A_CLONE}{name}");
+    }
+    format!("{OF_A_CLONE}{}", shortened(name))
+}
+
+/// The start of a name that is too long, and a number for all of it.
+fn shortened(name: &str) -> String {
+    let digest = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
+        (digest ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    let start: String = name.chars().take(SNAPSHOT_BYTES_MAX / 5).collect();
+    format!("{start}-{digest:016x}")
+}
+
+/// The canonical URL that an id is, wherever the volume lies; none: it is no URL.
+///
+/// # Errors
+/// It has the form of a URL, and can be none of a volume.
+pub(super) fn url_of(id: &str) -> Result<Option<String>> {
+    object_volumes::looks_like(id).then(|| canonical(id).map_err(Failure::not_ready)).transpose()
 }
 
 /// A path of the host that a call names.
@@ -265,6 +314,21 @@ mod tests {
         assert!(
             some.of_class(Some("s3://bucket/k8s")).is_ok() && some.of_class(Some("s3://bucket")).is_err()
         );
+    }
+
+    #[test]
+    fn what_lies_above_a_new_volume_is_known() {
+        let some = prefixes(&["s3://b/k8s"]);
+        assert_eq!(some.above("s3://b/k8s/a"), [""; 0]);
+        assert_eq!(some.above("s3://b/k8s/a/b/c"), ["s3://b/k8s/a", "s3://b/k8s/a/b"]);
+        assert_eq!(prefixes(&[]).above("gs://b/a/b"), ["gs://b/a"]);
+    }
+
+    #[test]
+    fn clones_of_long_names_have_snapshots_of_their_own() {
+        assert_eq!(of_clone("s3://b/p/pvc-1"), "csi-clone-pvc-1");
+        let long = |end: &str| of_clone(&format!("s3://b/{}{end}", "a".repeat(100)));
+        assert!(long("a").len() <= SNAPSHOT_BYTES_MAX && long("a") != long("b"), "{}", long("a"));
     }
 
     #[test]

@@ -10,13 +10,15 @@ use objects::{FormatOptions, QuotaCall, QuotaLimits};
 use serde::{Deserialize, Serialize};
 use store::{Error, ErrorKind};
 
-use super::ids::OF_A_CLONE;
+use super::ids::{OF_A_CLONE, of_clone};
 use crate::object_volumes;
 use crate::term::console::console;
 use crate::term::problem::{Problem, Result};
 
 /// Bytes of a question.
 const QUESTION_BYTES_MAX: u64 = 64 << 10;
+/// Directories of a volume that are looked at for another volume.
+const NESTED_MAX: usize = 10_000;
 /// Volumes whose snapshots one step looks at.
 const VOLUMES_AT_ONCE: usize = 64;
 
@@ -26,6 +28,8 @@ pub(super) enum Step {
     /// A volume with this many bytes at least is to be there.
     Create {
         url: String,
+        /// URLs above it, none of which may be a volume.
+        above: Vec<String>,
         compress: Option<String>,
         /// Bytes that it takes: at least, and at most.
         size: Option<u64>,
@@ -39,6 +43,11 @@ pub(super) enum Step {
     /// Fails where there is none.
     Look {
         url: String,
+    },
+    /// Fails where the volume has no such snapshot.
+    LookForSnapshot {
+        url: String,
+        name: String,
     },
     /// A larger quota, if nobody holds the volume.
     Expand {
@@ -105,6 +114,8 @@ pub(super) enum Kind {
     /// There is one already that is not what is asked for.
     Other,
     Busy,
+    /// A volume lies within another.
+    Nested,
     Invalid,
     TooBig,
     Unavailable,
@@ -146,13 +157,18 @@ pub fn run() -> Result<()> {
 impl Step {
     fn carry_out(self) -> store::Result<Answer> {
         match self {
-            Self::Create { url, compress, size, limit, source } => {
-                create(&url, compress.as_deref(), (size, limit), source)
+            Self::Create { url, above, compress, size, limit, source } => {
+                create((&url, &above), compress.as_deref(), (size, limit), source)
             }
             Self::Delete { url } => delete(&url),
             Self::Look { url } => {
                 objects::info(&url, None)?;
                 Ok(Answer::Volume { bytes: None })
+            }
+            Self::LookForSnapshot { url, name } => {
+                let is_there = objects::snapshots(&url)?.iter().any(|snapshot| snapshot.name == name);
+                let missing = || Answer::failed(Kind::NotFound, format!("{url}: it has no snapshot {name}"));
+                Ok(if is_there { Answer::Done } else { missing() })
             }
             Self::Expand { url, bytes } => expand(&url, bytes),
             Self::Volumes { prefix, after, most } => {
@@ -190,18 +206,20 @@ fn snapshots(url: &str) -> store::Result<Vec<Snapshot>> {
 }
 
 fn create(
-    url: &str,
+    (url, above): (&str, &[String]),
     compress: Option<&str>,
     (size, limit): (Option<u64>, Option<u64>),
     source: Option<(String, Option<String>)>,
 ) -> store::Result<Answer> {
     let is_clone = source.is_some();
-    let is_there = match objects::info(url, None) {
-        Ok(_) => true,
-        Err(error) if error.kind() == ErrorKind::NotFound => false,
-        Err(error) => return Err(error),
-    };
+    let is_there = is_volume(url)?;
     if !is_there {
+        for above in above {
+            if is_volume(above)? {
+                let why = format!("{url}: it would lie within a volume, {above}, and be deleted with it");
+                return Ok(Answer::failed(Kind::Nested, why));
+            }
+        }
         match source {
             None => make(url, compress)?,
             Some((from, snapshot)) => clone(&from, snapshot, url)?,
@@ -235,6 +253,14 @@ fn create(
     }
 }
 
+fn is_volume(url: &str) -> store::Result<bool> {
+    match objects::info(url, None) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 fn make(url: &str, compress: Option<&str>) -> store::Result<()> {
     let compression = match compress {
         Some("lz4") => objects::Compression::Lz4,
@@ -258,16 +284,12 @@ fn clone(from: &str, snapshot: Option<String>, url: &str) -> store::Result<()> {
     objects::clone_volume(from, &name, url).map(drop)
 }
 
-/// The snapshot that the clone at `url` is made of.
-pub(super) fn of_clone(url: &str) -> String {
-    let name = url.rsplit('/').next().unwrap_or_default();
-    let mut snapshot = format!("{OF_A_CLONE}{name}");
-    // A snapshot's name has 100 bytes at most.
-    snapshot.truncate(100);
-    snapshot
-}
-
 fn delete(url: &str) -> store::Result<Answer> {
+    let (nested, _) = objects::volumes(url, None, NESTED_MAX)?;
+    if let Some(name) = nested.first() {
+        let why = format!("{url}: another volume lies within it, {url}/{name}; delete that first");
+        return Ok(Answer::failed(Kind::Nested, why));
+    }
     match objects::snapshots(url) {
         Ok(all) => {
             for snapshot in all.iter().filter(|snapshot| snapshot.name.starts_with(OF_A_CLONE)) {

@@ -20,6 +20,28 @@ fn source(of: Type) -> Option<VolumeContentSource> {
 }
 
 #[test]
+fn no_volume_is_made_within_another_nor_deleted_around_one() {
+    let Some(mut driver) = Driver::new() else { return };
+    let _daemon = driver.start();
+    let client = driver.client();
+    let within = |dir: &Path, name: &str| CreateVolumeRequest {
+        parameters: [("url".to_owned(), driver.prefix(dir))].into(),
+        ..create(name)
+    };
+    let a = driver.create("a");
+    let code = Code::FailedPrecondition;
+    refused(client.create(within(&driver.volumes.join("a"), "b")), code, "lie within a volume");
+    // One that another program has put there.
+    let nested = driver.volumes.join("a/nested");
+    fs::create_dir(&nested).unwrap();
+    fs::copy(driver.volumes.join("a/format"), nested.join("format")).unwrap();
+    refused(client.delete(&a), code, "lies within it");
+    assert!(driver.volumes.join("a/format").exists());
+    fs::remove_dir_all(&nested).unwrap();
+    client.delete(&a).unwrap();
+}
+
+#[test]
 fn a_mounted_volume_has_snapshots_and_clones_and_grows() {
     let Some(mut driver) = Driver::new() else { return };
     let _daemon = driver.start();
