@@ -7,6 +7,7 @@
 //! | `ids`, `capability`, `deadline`, `pages`, `time` | what is in calls and answers, parsed into types |
 //! | `failure` | codes that orchestrators act on, with words for people |
 //! | `locks` | a turn for each volume and each path; a call that is late goes on |
+//! | `held` | a staging path is locked while a mount there goes on, also one of a driver that was killed |
 //! | `staged`, `bind` | what a node does: mounting, bind mounts, what is there |
 //! | `bucket`, `step` | what the controller does, in processes of their own: `csi-step` |
 //! | `launch` | where mount processes run, and how a driver leaves its container |
@@ -26,6 +27,7 @@ mod capability;
 mod controller;
 mod deadline;
 mod failure;
+mod held;
 mod identity;
 mod ids;
 mod launch;
@@ -143,15 +145,18 @@ fn host(args: &CsiArgs, state: &Path, prefixes: Prefixes) -> Result<Host> {
         .map_err(|error| {
             Problem::failure(format!("--kubelet-root {}: {error}", args.kubelet_root.shown()))
         })?;
-    let (logs, bases) = (state.join("logs"), state.join("directories"));
-    for dir in [&logs, &bases] {
+    // As the kernel's table has it.
+    let state = fs::canonicalize(state)
+        .map_err(|error| Problem::failure(format!("--state {}: {error}", state.shown())))?;
+    let [logs, bases, held] = ["logs", "directories", "locks"].map(|name| state.join(name));
+    for dir in [&logs, &bases, &held] {
         let _own = own_dir(dir)?;
     }
     if let Some(relative) = args.directory.iter().find(|directory| !directory.is_absolute()) {
         return Err(Problem::usage(format!("--directory {}: an absolute path is needed", relative.shown())));
     }
     let wrapper = launch::wrapper(args.mounts);
-    Ok(Host { root, prefixes, directories: args.directory.clone(), logs, bases, wrapper })
+    Ok(Host { root, prefixes, directories: args.directory.clone(), logs, bases, held, wrapper })
 }
 
 /// The path of `unix:///PATH`, `unix:PATH` or `PATH`.

@@ -45,8 +45,14 @@ impl Mounted {
     /// # Errors
     /// There is a mount of another kind.
     pub(super) fn at(path: &Path) -> Result<Self, String> {
-        let Target { mount, volume, .. } = target::resolve(path.as_os_str());
-        let running = volume.filter(|volume| volume.is_running() && !volume.is_attached());
+        let Target { mount, volume, path: resolved } = target::resolve(path.as_os_str());
+        let is_here = |at: &Path| at == path || resolved.as_deref().is_some_and(|resolved| at == resolved);
+        // Not what is found by its store, nor another mount of the same volume.
+        let mount = mount.filter(|mount| is_here(&mount.mountpoint));
+        let running = volume.filter(|volume| {
+            let is_its_own = is_here(volume.record().mountpoint.as_path());
+            volume.is_running() && !volume.is_attached() && (mount.is_some() || is_its_own)
+        });
         match (mount, running) {
             (Some(mount), _) if !mountinfo::is_ours(&mount) => Err(format!(
                 "{} is a mountpoint of type {}, not of a Watertight volume; unmount it with umount(8)",

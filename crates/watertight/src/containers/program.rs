@@ -32,6 +32,8 @@ pub(super) struct Launch {
     pub(super) credentials: Credentials,
     /// The command that runs it outside of this process's cgroup; empty: none does.
     pub(super) wrapper: Vec<OsString>,
+    /// What it has as its standard input, where it is not asked anything: a lock, until it ends.
+    pub(super) held: Option<File>,
 }
 
 /// Runs this program with these arguments to its end; what it prints on standard output is dropped.
@@ -52,7 +54,10 @@ pub(super) fn run_as<A: AsRef<OsStr>>(
     arguments: &[A],
     patience: Option<Duration>,
 ) -> Result<(), String> {
-    finish(command(launch, arguments).stdin(Stdio::null()).stdout(Stdio::null()), patience)
+    let held = launch.held.as_ref().map(File::try_clone).transpose();
+    let held = held.map_err(|error| format!("cannot pass a lock on: {error}"))?;
+    let stdin = held.map_or_else(Stdio::null, Stdio::from);
+    finish(command(launch, arguments).stdin(stdin).stdout(Stdio::null()), patience)
 }
 
 /// As [`run_as`], of a process that reads `input` and answers on standard output.

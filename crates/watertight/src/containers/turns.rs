@@ -47,14 +47,9 @@ impl Turns {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Late> {
         let until = Instant::now() + patience;
-        let turn = timeout_at(until, Arc::clone(&self.turn).lock_owned()).await;
-        let turn = turn.map_err(|_| Late::Waits(self.doing().unwrap_or("another call")))?;
-        let doing = Arc::clone(&self.doing);
+        let turn = self.take(what, until).await?;
         let task = tokio::task::spawn_blocking(move || {
-            // Dropped in the reverse order, by a panic too: nothing is being done before the next
-            // has its turn.
             let _turn = turn;
-            let _doing = Doing::begin(doing, what);
             work()
         });
         match timeout_at(until, task).await {
@@ -63,8 +58,24 @@ impl Turns {
             Err(_) => Err(Late::GoesOn(what)),
         }
     }
+
+    /// Waits for the turn, and takes it for `what`.
+    pub(super) async fn take(&self, what: &'static str, until: Instant) -> Result<Turn, Late> {
+        let turn = timeout_at(until, Arc::clone(&self.turn).lock_owned()).await;
+        let turn = turn.map_err(|_| Late::Waits(self.doing().unwrap_or("another call")))?;
+        Ok(Turn { _doing: Doing::begin(Arc::clone(&self.doing), what), _turn: turn })
+    }
 }
 
+/// The turn, until it is dropped. Its parts are dropped in their order, by a panic too: nothing is
+/// being done before the next has its turn.
+#[derive(Debug)]
+pub(super) struct Turn {
+    _doing: Doing,
+    _turn: tokio::sync::OwnedMutexGuard<()>,
+}
+
+#[derive(Debug)]
 struct Doing(Arc<Mutex<Option<&'static str>>>);
 
 impl Doing {

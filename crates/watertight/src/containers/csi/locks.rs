@@ -1,6 +1,9 @@
 //! A turn for each volume and each target path: the calls about one take turns, and none waits for
 //! another's.
 //!
+//! A call that needs the turns of a target path and of a staging path (or a base) takes the target's
+//! first. None takes more than these two.
+//!
 //! The table's lock is a leaf, held for a look-up. A call keeps its entry alive until its work has
 //! ended, also where its caller is gone: so the next call about the same finds the same turn.
 
@@ -10,9 +13,10 @@ use std::time::Duration;
 
 use csi_proto::tonic::Code;
 use sync::Mutex;
+use tokio::time::Instant;
 
 use super::failure::{Failure, Result};
-use crate::containers::turns::Turns;
+use crate::containers::turns::{Turn, Turns};
 
 /// Entries that may be: some for each volume of a node.
 const ENTRIES_MAX: usize = 20_000;
@@ -24,6 +28,16 @@ struct Entry {
     turns: Turns,
     /// How work ended whose caller was gone, where that is to be told once.
     untold: Mutex<Option<Failure>>,
+}
+
+/// The turn of a key, until it is dropped; the call that has it may take another's as well.
+#[derive(Debug)]
+pub(super) struct Taken {
+    _turn: Turn,
+    /// Stays in the table as long.
+    _entry: Arc<Entry>,
+    what: &'static str,
+    until: Instant,
 }
 
 /// The turns, by their keys.
@@ -47,6 +61,28 @@ impl Locks {
         let entry = Arc::new(Entry::default());
         table.insert(key.to_owned(), Arc::clone(&entry));
         Ok(entry)
+    }
+
+    /// Waits for the turn of `key`.
+    pub(super) async fn take(&self, key: &str, what: &'static str, patience: Duration) -> Result<Taken> {
+        let (entry, until) = (self.entry(key)?, Instant::now() + patience);
+        let turn = entry.turns.take(what, until).await?;
+        Ok(Taken { _turn: turn, _entry: entry, what, until })
+    }
+
+    /// As [`call`](Self::call), in the turn that is taken and in that of `key`.
+    pub(super) async fn call_too<T: Send + 'static>(
+        &self,
+        taken: Taken,
+        key: &str,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (what, left) = (taken.what, taken.until.saturating_duration_since(Instant::now()));
+        let in_both = move || {
+            let _taken = taken;
+            work()
+        };
+        self.call(key, what, left, in_both).await
     }
 
     /// Does `work` in the turn of `key`, on a thread of its own. Where that takes longer than the
@@ -114,6 +150,34 @@ mod tests {
             // One that was answered is not told again.
             assert_eq!(locks.call("a", "unmounting", LONG, move || Err::<(), _>(lost())).await, Err(lost()));
             assert_eq!(locks.call("a", "unmounting", LONG, || Ok(3)).await, Ok(3));
+        });
+    }
+
+    #[test]
+    fn a_call_that_goes_on_keeps_both_of_its_turns() {
+        run(async {
+            let locks = Locks::default();
+            let (go, wait) = channel::<()>();
+            let work = move || {
+                wait.recv().unwrap();
+                Ok(())
+            };
+            let short = Duration::from_millis(10);
+            let taken = locks.take("target", "mounting", short).await.unwrap();
+            let late = locks.call_too(taken, "staging", work).await.unwrap_err();
+            assert_eq!(late.code, Code::Aborted);
+            for key in ["target", "staging"] {
+                assert_eq!(locks.call(key, "x", short, || Ok(())).await.unwrap_err().code, Code::Aborted);
+            }
+            go.send(()).unwrap();
+            for key in ["target", "staging"] {
+                assert_eq!(locks.call(key, "x", LONG, || Ok(())).await, Ok(()));
+            }
+            // One that does not get the second in time gives the first back.
+            let _staging = locks.take("staging", "mounting", LONG).await.unwrap();
+            let taken = locks.take("target", "mounting", short).await.unwrap();
+            assert!(locks.call_too(taken, "staging", || Ok(())).await.is_err());
+            assert_eq!(locks.call("target", "x", LONG, || Ok(())).await, Ok(()));
         });
     }
 

@@ -85,7 +85,8 @@ impl NodeService {
         check_id(&request.volume_id)?;
         let path = self.host.path("staging_target_path", &request.staging_target_path)?;
         let (host, key) = (Arc::clone(&self.host), staging_key(&path));
-        self.locks.call(&key, "unmounting it", patience, move || host.unstage(&path)).await
+        let work = move || host.unstage(&request.volume_id, &path);
+        self.locks.call(&key, "unmounting it", patience, work).await
     }
 
     async fn publish(&self, patience: Duration, request: NodePublishVolumeRequest) -> Result<()> {
@@ -93,38 +94,43 @@ impl NodeService {
         let target = self.host.path("target_path", &request.target_path)?;
         let access = Access::parse(request.volume_capability.as_ref())?;
         let read_only = request.readonly || access.read_only;
-        let host = Arc::clone(&self.host);
+        let (host, of_target) = (Arc::clone(&self.host), target_key(&target));
         if request.volume_context.get(EPHEMERAL).is_some_and(|value| value == "true") {
             let source = host.source(&request.volume_id, &request.volume_context)?;
             let key = staging_key(&host.base(&source)?);
             let work = move || host.publish_ephemeral(&source, &access, &target, read_only);
-            return self.locks.call(&key, "mounting it", patience, work).await;
+            let turn = self.locks.take(&of_target, "mounting it", patience).await?;
+            return self.locks.call_too(turn, &key, work).await;
         }
         if request.staging_target_path.is_empty() {
             return Err(Failure::not_ready("staging_target_path is missing: a volume is staged first"));
         }
         let staged = host.path("staging_target_path", &request.staging_target_path)?;
-        // What it is has been checked when it was staged.
-        self.host.source(&request.volume_id, &request.volume_context)?;
-        let key = target_key(&target);
-        let work = move || host.publish(&staged, &target, read_only);
-        self.locks.call(&key, "mounting it", patience, work).await
+        let source = self.host.source(&request.volume_id, &request.volume_context)?;
+        let key = staging_key(&staged);
+        let work = move || host.publish(&source, &staged, &target, read_only);
+        let turn = self.locks.take(&of_target, "mounting it", patience).await?;
+        self.locks.call_too(turn, &key, work).await
     }
 
     async fn unpublish(&self, patience: Duration, request: NodeUnpublishVolumeRequest) -> Result<()> {
         check_id(&request.volume_id)?;
         let target = self.host.path("target_path", &request.target_path)?;
         let host = Arc::clone(&self.host);
+        let turn = self.locks.take(&target_key(&target), "unmounting it", patience).await?;
+        // What is mounted there changes in this turn alone.
         let Some(base) = host.base_of(&target) else {
-            let key = target_key(&target);
-            return self.locks.call(&key, "unmounting it", patience, move || host.unpublish(&target)).await;
+            // It waits for no staging path: a volume that is not unmounted yet keeps no pod.
+            let key = format!("unpublish {}", exact(&target));
+            let work = move || host.unpublish(&request.volume_id, &target);
+            return self.locks.call_too(turn, &key, work).await;
         };
         let key = staging_key(&base);
         let work = move || {
-            host.unpublish(&target)?;
+            host.unpublish(&request.volume_id, &target)?;
             host.release(&base)
         };
-        self.locks.call(&key, "unmounting it", patience, work).await
+        self.locks.call_too(turn, &key, work).await
     }
 
     /// The path of a volume that a call asks about, which need not be below the root.

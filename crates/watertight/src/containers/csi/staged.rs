@@ -15,19 +15,25 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2, statvfs};
 use super::bind;
 use super::capability::Access;
 use super::failure::{Failure, Result};
-use super::ids::{Prefixes, host_path};
+use super::held::Held;
+use super::ids::{Prefixes, host_path, url_of};
 use crate::cli::opts::{self, MountOptions};
 use crate::containers::credentials::Credentials;
 use crate::containers::mounts::{self, Mounted};
 use crate::containers::program::{self, Launch};
 use crate::host::checks;
 use crate::host::mountinfo::{Device, Mount, MountTable, is_ours};
-use crate::registry::target::{self, RegisteredVolume};
+use crate::registry::target::{self, RegisteredVolume, Target};
 use crate::term::shown::{Show as _, exact};
 
 /// What a static or ephemeral volume's attributes may be; others are those of sidecars.
 pub const ATTRIBUTES: [&str; 2] = ["type", "path"];
 const OF_SIDECARS: [&str; 2] = ["csi.storage.k8s.io/", "storage.kubernetes.io/"];
+
+/// The last part of the paths where kubelet has volumes staged.
+const STAGING: &str = "globalmount";
+/// Paths that a message names.
+const NAMED_MAX: usize = 10;
 
 /// What all of a node's volumes have.
 #[derive(Debug)]
@@ -41,6 +47,8 @@ pub(super) struct Host {
     pub(super) logs: PathBuf,
     /// Where the directories of ephemeral volumes are mounted.
     pub(super) bases: PathBuf,
+    /// Where the locks of staging paths are.
+    pub(super) held: PathBuf,
     /// The command that runs a mount process outside of this one's cgroup.
     pub(super) wrapper: Vec<OsString>,
 }
@@ -80,6 +88,16 @@ impl Host {
         opened.map(drop).map_err(|error| {
             Failure::not_ready(format!("{}: its directory cannot be used: {error}", path.shown()))
         })
+    }
+
+    /// As [`check_way`](Self::check_way), and that the path is no link either. What is mounted there
+    /// is not looked at.
+    fn check_place(&self, path: &Path) -> Result<()> {
+        self.check_way(path)?;
+        if MountTable::read().at(path).is_none() && fs::read_link(path).is_ok() {
+            return Err(Failure::not_ready(format!("{}: it is a symbolic link", path.shown())));
+        }
+        Ok(())
     }
 
     /// What a volume rests on, by its id and its attributes.
@@ -154,8 +172,13 @@ impl Host {
         path: &Path,
         credentials: Credentials,
     ) -> Result<()> {
-        self.check_way(path)?;
+        self.check_place(path)?;
         self.mount(source, access, path, credentials)
+    }
+
+    /// The lock of a staging path or a base.
+    fn held(&self, path: &Path) -> Result<Held> {
+        Held::take(self.held.join(format!("{:016x}", name_of(path))), path)
     }
 
     fn mount(&self, source: &Source, access: &Access, path: &Path, credentials: Credentials) -> Result<()> {
@@ -164,19 +187,38 @@ impl Host {
         MountOptions::parse(&options)
             .and_then(|_| opts::fit(&options, &spec))
             .map_err(|problem| Failure::invalid(format!("mountOptions: {problem}")))?;
+        let held = self.held(path)?;
         if let Mounted::Running(mount, volume) = Mounted::at(path).map_err(Failure::not_ready)? {
+            check_own(&volume, path)?;
             return check_same(&mount, &volume, &spec, access);
         }
-        let launch = Launch { credentials, wrapper: self.wrapper.clone() };
+        check_alone(path)?;
+        let launch = Launch { credentials, wrapper: self.wrapper.clone(), held: Some(held.share()?) };
         let log = self.logs.join(format!("{:016x}.log", name_of(path)));
         mounts::mount(&launch, &spec, &options.join(","), path, &log).map_err(Failure::not_ready)
+    }
+
+    /// Unmounts the volume of this id at its staging path.
+    ///
+    /// # Errors
+    /// Another volume is there; as [`unmount`](Self::unmount).
+    pub(super) fn unstage(&self, id: &str, path: &Path) -> Result<()> {
+        let held = self.held(path)?;
+        if !is_gone(path) {
+            self.check_place(path)?;
+            check_id_at(id, path)?;
+            Self::unmount(path)?;
+        }
+        held.remove();
+        Ok(())
     }
 
     /// Unmounts what is at a path; returns when its data is on its store and the store is free.
     ///
     /// # Errors
-    /// A process holds it; or it is gone, and what was lost.
-    pub(super) fn unstage(&self, path: &Path) -> Result<()> {
+    /// The volume is mounted elsewhere too, or a process holds it; or it is gone, and what was lost.
+    fn unmount(path: &Path) -> Result<()> {
+        check_alone(path)?;
         mounts::unmount(path).map_err(|why| match Mounted::at(path) {
             Ok(Mounted::No) => Failure::new(Code::DataLoss, why),
             _ => Failure::not_ready(why),
@@ -187,10 +229,25 @@ impl Host {
     ///
     /// # Errors
     /// It is not staged.
-    pub(super) fn publish(&self, staged: &Path, target: &Path, read_only: bool) -> Result<()> {
-        self.check_way(target)?;
+    pub(super) fn publish(
+        &self,
+        source: &Source,
+        staged: &Path,
+        target: &Path,
+        read_only: bool,
+    ) -> Result<()> {
+        self.check_place(target)?;
+        check_target(target)?;
+        let _held = self.held(staged)?;
         match Mounted::at(staged).map_err(Failure::not_ready)? {
-            Mounted::Running(mount, _) => bind::show(&mount, target, read_only),
+            Mounted::Running(mount, volume) => {
+                check_own(&volume, staged)?;
+                let spec = self.spec(source)?;
+                if checks::identity_of(volume.record().source.as_str()) != checks::identity_of(&spec) {
+                    return Err(another(&volume, staged));
+                }
+                bind::show(&mount, target, read_only)
+            }
             Mounted::Dead => Err(Failure::not_ready(format!(
                 "the process that served the volume at {} is gone: it has to be staged again",
                 staged.shown()
@@ -201,17 +258,18 @@ impl Host {
         }
     }
 
-    /// Removes a pod's mount.
+    /// Removes a pod's mount of the volume of this id.
     ///
     /// # Errors
-    /// The kernel's.
-    pub(super) fn unpublish(&self, target: &Path) -> Result<()> {
-        match self.check_way(target) {
-            Ok(()) => bind::remove(target),
-            // What is not there needs no removal.
-            Err(_) if target.parent().is_some_and(|parent| !parent.exists()) => Ok(()),
-            Err(failure) => Err(failure),
+    /// Another volume, or a staged one, is there; the kernel's.
+    pub(super) fn unpublish(&self, id: &str, target: &Path) -> Result<()> {
+        if is_gone(target) {
+            return Ok(());
         }
+        self.check_place(target)?;
+        check_target(target)?;
+        check_id_at(id, target)?;
+        bind::remove(target)
     }
 
     /// Where the directory of an ephemeral volume is mounted, for all pods that have it.
@@ -236,7 +294,8 @@ impl Host {
         target: &Path,
         read_only: bool,
     ) -> Result<()> {
-        self.check_way(target)?;
+        self.check_place(target)?;
+        check_target(target)?;
         let base = self.base(source)?;
         // A pod that only reads does not decide for others.
         let access = Access { read_only: false, ..access.clone() };
@@ -263,15 +322,17 @@ impl Host {
     /// Unmounts a base that no pod shows any more.
     ///
     /// # Errors
-    /// As [`unstage`](Self::unstage).
+    /// As [`unmount`](Self::unmount).
     pub(super) fn release(&self, base: &Path) -> Result<()> {
+        let held = self.held(base)?;
         let table = MountTable::read();
         if let Some(mount) = table.at(base)
             && table.others(mount).next().is_some()
         {
             return Ok(());
         }
-        self.unstage(base)?;
+        Self::unmount(base)?;
+        held.remove();
         match fs::remove_dir(base) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 Err(Failure::internal(format!("cannot remove the directory {}: {error}", base.shown())))
@@ -336,6 +397,94 @@ impl Host {
         ];
         program::run(&arguments, None).map_err(Failure::not_ready)
     }
+}
+
+/// Whether there is no directory that the path could be in: what is not there needs no removal.
+fn is_gone(path: &Path) -> bool {
+    path.parent().is_some_and(|parent| !parent.exists())
+}
+
+fn another(volume: &RegisteredVolume, path: &Path) -> Failure {
+    let source = volume.record().source.shown();
+    Failure::not_ready(format!("{}: another volume is mounted there, {source}", path.shown()))
+}
+
+/// Checks that what is mounted at a path, if the registry knows it, is the volume of this id. The
+/// id of a directory is any name, and no URL.
+fn check_id_at(id: &str, path: &Path) -> Result<()> {
+    let Target { mount, volume: Some(volume), .. } = target::resolve(path.as_os_str()) else { return Ok(()) };
+    let is_mounted = mount.is_some_and(|mount| mount.mountpoint == path);
+    let is_leaving = volume.is_running() && volume.record().mountpoint.as_path() == path;
+    if !is_mounted && !is_leaving {
+        return Ok(());
+    }
+    let url = url_of(id)?;
+    let source = volume.record().source.as_str();
+    let is_it = match &url {
+        Some(url) => checks::identity_of(source) == Some(url.as_str()),
+        None => checks::url_of(source).is_none(),
+    };
+    if is_it { Ok(()) } else { Err(another(&volume, path)) }
+}
+
+/// Checks that a path shows a volume that was mounted there, and not a bind mount of another place.
+fn check_own(volume: &RegisteredVolume, path: &Path) -> Result<()> {
+    let own = volume.record().mountpoint.as_path();
+    if own == path {
+        return Ok(());
+    }
+    Err(Failure::not_ready(format!("{}: it is a bind mount of {}", path.shown(), own.shown())))
+}
+
+/// Checks that a path can be a pod's: no volume is staged there.
+fn check_target(target: &Path) -> Result<()> {
+    let is_staging = target.file_name().is_some_and(|name| name == STAGING);
+    let is_its_own = || {
+        let found = target::resolve(target.as_os_str());
+        found.mount.is_some_and(|mount| mount.mountpoint == target)
+            && found.volume.is_some_and(|volume| volume.record().mountpoint.as_path() == target)
+    };
+    if is_staging || is_its_own() {
+        return Err(Failure::not_ready(format!("{}: it is a path where a volume is staged", target.shown())));
+    }
+    Ok(())
+}
+
+/// Checks that no other mount shows the running volume of a path, which it would keep in use, and
+/// names them. Those that an unmount takes along do not count.
+fn check_alone(path: &Path) -> Result<()> {
+    let table = MountTable::read();
+    let is_running = || target::resolve(path.as_os_str()).volume.is_some_and(|volume| volume.is_running());
+    let left: Vec<String> = match table.at(path) {
+        Some(mount) if is_ours(mount) && is_running() => table
+            .others(mount)
+            .filter(|other| other.mountpoint != path && !table.may_go_along(mount, other))
+            .map(|other| other.mountpoint.shown().to_string())
+            .collect(),
+        Some(_) => return Ok(()),
+        None => {
+            let running = target::running(path.as_os_str());
+            let here = running.iter().filter(|volume| {
+                !volume.dir.is_foreign()
+                    && !volume.is_attached()
+                    && volume.record().mountpoint.as_path() == path
+            });
+            here.flat_map(|volume| table.of_device(volume.record().device))
+                .filter(|mount| is_ours(mount))
+                .map(|mount| mount.mountpoint.shown().to_string())
+                .collect()
+        }
+    };
+    if left.is_empty() {
+        return Ok(());
+    }
+    let named: Vec<&str> = left.iter().take(NAMED_MAX).map(String::as_str).collect();
+    Err(Failure::not_ready(format!(
+        "{}: the volume is mounted at {} other path(s), which have to be unmounted first: {}",
+        path.shown(),
+        left.len(),
+        named.join(", ")
+    )))
 }
 
 /// Whether what is mounted is what is asked for.

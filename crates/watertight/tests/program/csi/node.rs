@@ -114,6 +114,40 @@ fn a_serving_process_that_dies_is_told_of_and_staging_heals() {
     eventually("it is unstaged", || client.node_unstage_volume(driver.unstage(&id, "a")).is_ok());
 }
 
+#[test]
+fn a_call_for_another_volume_or_one_that_is_mounted_elsewhere_is_refused() {
+    let Some(mut driver) = Driver::new() else { return };
+    let _daemon = driver.start();
+    let client = driver.client();
+    let (a, b) = (driver.create("a"), driver.create("b"));
+    client.node_stage_volume(driver.stage(&a, "a")).unwrap();
+    let code = Code::FailedPrecondition;
+    refused(client.node_publish_volume(driver.publish(&b, "a", "p1")), code, "another volume");
+    client.node_publish_volume(driver.publish(&a, "a", "p1")).unwrap();
+    let (staging, target) = (driver.staging("a"), driver.target("p1"));
+    refused(client.node_unstage_volume(driver.unstage(&a, "a")), code, &target);
+    for other in [b.as_str(), "name"] {
+        refused(client.node_unpublish_volume(driver.unpublish(other, "p1")), code, "another volume");
+        refused(client.node_unstage_volume(driver.unstage(other, "a")), code, "another volume");
+    }
+    // A staging path is no pod's.
+    let unpublish = NodeUnpublishVolumeRequest { volume_id: a.clone(), target_path: staging.clone() };
+    refused(client.node_unpublish_volume(unpublish), code, "staged");
+    let publish = NodePublishVolumeRequest { target_path: staging.clone(), ..driver.publish(&a, "a", "p1") };
+    refused(client.node_publish_volume(publish), code, "staged");
+    // Nor is a pod's path, or another bind mount, a staging path.
+    let stage = NodeStageVolumeRequest { staging_target_path: target.clone(), ..driver.stage(&a, "a") };
+    refused(client.node_stage_volume(stage), code, "bind mount");
+    assert!(is_mounted(Path::new(&staging)) && is_mounted(Path::new(&target)));
+    // A person's umount leaves the pod's bind mount, which has the volume.
+    rustix::mount::unmount(staging.as_str(), rustix::mount::UnmountFlags::DETACH).unwrap();
+    refused(client.node_unstage_volume(driver.unstage(&a, "a")), code, &target);
+    refused(client.node_stage_volume(driver.stage(&a, "a")), code, &target);
+    client.node_unpublish_volume(driver.unpublish(&a, "p1")).unwrap();
+    eventually("it is unstaged", || client.node_unstage_volume(driver.unstage(&a, "a")).is_ok());
+    assert_eq!(driver.holder(&a), Value::Null);
+}
+
 fn attributes(path: &Path, more: &[(&str, &str)]) -> HashMap<String, String> {
     let path = path.to_str().unwrap();
     let all = [("type", "directory"), ("path", path)];

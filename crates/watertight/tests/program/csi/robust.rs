@@ -76,6 +76,36 @@ fn a_driver_that_is_killed_in_a_call_leaves_what_the_next_call_repairs() {
 }
 
 #[test]
+fn what_a_killed_driver_was_mounting_does_not_come_after_the_unstaging() {
+    let Some(mut driver) = Driver::new() else { return };
+    let mut daemon = driver.start();
+    for (n, pause) in [0, 1, 3, 5, 10, 20, 40].into_iter().enumerate() {
+        let name = format!("v{n}");
+        let id = driver.create(&name);
+        let (client, stage) = (driver.client(), driver.stage(&id, &name));
+        thread::scope(|scope| {
+            scope.spawn(|| client.node_stage_volume(stage));
+            thread::sleep(Duration::from_millis(pause));
+            daemon.kill();
+        });
+        daemon = driver.start();
+        let client = driver.client();
+        eventually("it is unstaged", || match client.node_unstage_volume(driver.unstage(&id, &name)) {
+            Ok(_) => true,
+            Err(error) => {
+                let codes = [Code::Aborted, Code::FailedPrecondition];
+                assert!(codes.contains(&error.code()), "{pause}: {error:?}");
+                false
+            }
+        });
+        // Nothing is under way any more, and the volume is free.
+        assert_eq!(driver.holder(&id), serde_json::Value::Null, "{pause}");
+        client.delete(&id).unwrap();
+        assert!(!is_mounted(Path::new(&driver.staging(&name))), "{pause}");
+    }
+}
+
+#[test]
 fn two_calls_at_once_both_end_well() {
     let Some(mut driver) = Driver::new() else { return };
     let _daemon = driver.start();
@@ -198,9 +228,12 @@ fn what_a_hostile_caller_asks_for_is_refused() {
         assert!(!status.message().contains("hidden"), "{status:?}");
         refused(answer, Code::InvalidArgument, word);
     }
-    // Ids that are none of this driver's have nothing to delete; and nothing is.
+    // An id that is no URL has nothing to delete; of another's, nothing is deleted.
+    client.delete("none").unwrap();
+    for id in ["file:///etc", &format!("{id}/../../outside"), &driver.prefix(&driver.volumes)] {
+        refused(client.delete(id), Code::FailedPrecondition, "");
+    }
     for id in ["file:///etc", &format!("{id}/../../outside"), "none", &driver.prefix(&driver.volumes)] {
-        client.delete(id).unwrap();
         let get = ControllerGetVolumeRequest { volume_id: (*id).to_owned() };
         assert_eq!(client.controller_get_volume(get).unwrap_err().code(), Code::NotFound, "{id}");
     }
