@@ -81,6 +81,8 @@ mod tests {
         let mut tail = Command::new("tail");
         let mut child =
             tail.args(["-f", "/dev/null"]).stdin(Stdio::from(held.share().unwrap())).spawn().unwrap();
+        // The command keeps the descriptor for another process.
+        drop(tail);
         drop(held);
         assert_eq!(take().unwrap_err().code, Code::Aborted);
         child.kill().unwrap();
