@@ -44,17 +44,11 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use tokio::sync::Notify;
-
 pub use super::credentials::KNOWN as SECRETS;
-use super::listener::Listener;
+use super::listener::{self, Listener};
 use super::records::own_dir;
 use crate::cli::CsiArgs;
-use crate::host::notify::notify;
-use crate::host::signals;
 use crate::registry::RuntimeDir;
-use crate::term::console::console;
-use crate::term::logging;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::Show as _;
 use controller::ControllerService;
@@ -106,37 +100,15 @@ pub fn run(args: &CsiArgs) -> Result<()> {
         None if args.controller => None,
         None => return Err(Problem::usage("give --node-id NAME, --controller or both")),
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .max_blocking_threads(THREADS_MAX)
-        .thread_name("csi-call")
-        .build()
-        .map_err(|error| Problem::failure(format!("cannot start: {error}")))?;
-    let stop = Arc::new(Notify::new());
-    let on_signal = Arc::clone(&stop);
-    signals::watch(move |name| {
-        // There is nothing to read again.
-        if name != "SIGHUP" {
-            on_signal.notify_one();
-        }
-        true
-    })
-    .map_err(|error| Problem::failure(format!("cannot handle signals: {error}")))?;
-    let result = runtime.block_on(async {
+    listener::run(("csi-call", THREADS_MAX), async |stop| {
         if let Some(node) = &node {
             node.release_unused();
         }
         let services = Services::new(identity, controller, node);
-        let listener = Listener::bind(&socket)?;
-        console().print(&format!("ready: listening at {}", socket.shown()));
-        logging::take_all();
-        notify("READY=1");
+        let listener = Listener::open(&socket)?;
         server::serve(&listener, &services, &stop).await;
         Ok(())
-    });
-    // What a call began goes on in processes of its own.
-    runtime.shutdown_background();
-    result
+    })
 }
 
 fn host(args: &CsiArgs, state: &Path, prefixes: Prefixes) -> Result<Host> {

@@ -32,19 +32,12 @@ mod volume;
 mod volumes;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
-
-use super::listener::Listener;
+use super::listener::{self, Listener};
 use super::records::{Records, VOLUMES_MAX, boot_id};
 use crate::cli::DockerPluginArgs;
-use crate::host::notify::notify;
-use crate::host::signals;
 use crate::registry::RuntimeDir;
-use crate::term::console::console;
-use crate::term::logging;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::Show as _;
 use volumes::Volumes;
@@ -65,35 +58,13 @@ pub fn run(args: &DockerPluginArgs) -> Result<()> {
     // An error of it is one of the plugin, and not of the first mount.
     let _made = RuntimeDir::own()?;
     let records = Records::open(&state.join("volumes"))?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .max_blocking_threads(THREADS_MAX)
-        .thread_name("docker-call")
-        .build()
-        .map_err(|error| Problem::failure(format!("cannot start: {error}")))?;
-    let stop = Arc::new(Notify::new());
-    let on_signal = Arc::clone(&stop);
-    signals::watch(move |name| {
-        // There is nothing to read again.
-        if name != "SIGHUP" {
-            on_signal.notify_one();
-        }
-        true
-    })
-    .map_err(|error| Problem::failure(format!("cannot handle signals: {error}")))?;
     let boot_id = boot_id()?;
-    let result = runtime.block_on(async {
+    listener::run(("docker-call", THREADS_MAX), async |stop| {
         let volumes = Volumes::load(StateDirs::below(state)?, records, boot_id);
-        let listener = Listener::bind(&args.socket)?;
-        console().print(&format!("ready: listening at {}", args.socket.shown()));
-        logging::take_all();
-        notify("READY=1");
+        let listener = Listener::open(&args.socket)?;
         server::serve(&listener, &volumes, &stop, FINISH).await;
         Ok(())
-    });
-    // What a call began goes on in processes of its own.
-    runtime.shutdown_background();
-    result
+    })
 }
 
 /// Where the plugin has its files.

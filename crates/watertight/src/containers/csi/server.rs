@@ -23,7 +23,6 @@ use super::controller::ControllerService;
 use super::identity::IdentityService;
 use super::node::NodeService;
 use crate::containers::listener::Listener;
-use crate::control::accept::check_peer;
 
 /// Connections at a time, and calls of each: sidecars and kubelet have one each.
 const CONNECTIONS_MAX: usize = 64;
@@ -33,8 +32,6 @@ const HEAD_BYTES_MAX: u32 = 16 << 10;
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// How often a silent peer is asked whether it is there, and how long it may take.
 const PING: Duration = Duration::from_secs(60);
-/// The pause after a connection that was not accepted, for want of descriptors for example.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// What is served.
 #[derive(Debug, Clone)]
@@ -73,26 +70,7 @@ impl Services {
 /// Answers calls until `stop`. What calls have begun goes on in processes of its own.
 pub(super) async fn serve(listener: &Listener, services: &Services, stop: &Notify) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    loop {
-        let stream = tokio::select! {
-            () = stop.notified() => return,
-            next = listener.socket.accept() => match next {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    tracing::warn!(%error, "a connection was not accepted");
-                    tokio::time::sleep(PAUSE).await;
-                    continue;
-                }
-            },
-        };
-        if let Err(reason) = check_peer(&stream, rustix::process::geteuid().as_raw()) {
-            tracing::warn!(reason, "a connection was refused");
-            continue;
-        }
-        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
-            tracing::warn!("a connection was refused: there are {CONNECTIONS_MAX}");
-            continue;
-        };
+    while let Some((stream, permit)) = listener.next(&permits, stop).await {
         let services = services.clone();
         tokio::spawn(async move {
             let _permit = permit;

@@ -19,7 +19,6 @@ use super::protocol::{Capabilities, Reply, Request};
 use super::volumes::Volumes;
 use crate::containers::listener::Listener;
 use crate::containers::names::VolumeName;
-use crate::control::accept::check_peer;
 
 /// Calls at a time.
 const CONNECTIONS_MAX: usize = 1024;
@@ -28,8 +27,6 @@ const HEAD_BYTES_MAX: usize = 16 << 10;
 const BODY_BYTES_MAX: usize = 64 << 10;
 /// How long each of the two may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// The pause after a connection that was not accepted, for want of descriptors for example.
-const PAUSE: Duration = Duration::from_millis(100);
 
 const TYPE: &str = "application/vnd.docker.plugins.v1.2+json";
 
@@ -37,27 +34,8 @@ const TYPE: &str = "application/vnd.docker.plugins.v1.2+json";
 pub(super) async fn serve(listener: &Listener, volumes: &Arc<Volumes>, stop: &Notify, finish: Duration) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
-    loop {
+    while let Some((stream, permit)) = listener.next(&permits, stop).await {
         while connections.try_join_next().is_some() {}
-        let stream = tokio::select! {
-            () = stop.notified() => break,
-            next = listener.socket.accept() => match next {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    tracing::warn!(%error, "a connection was not accepted");
-                    tokio::time::sleep(PAUSE).await;
-                    continue;
-                }
-            },
-        };
-        if let Err(reason) = check_peer(&stream, rustix::process::geteuid().as_raw()) {
-            tracing::warn!(reason, "a connection was refused");
-            continue;
-        }
-        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
-            tracing::warn!("a connection was refused: {CONNECTIONS_MAX} calls are under way");
-            continue;
-        };
         let volumes = Arc::clone(volumes);
         connections.spawn(async move {
             let _permit = permit;
