@@ -30,6 +30,9 @@ pub struct MountInfo {
     pub source: String,
     /// Whether the file system is read-only, in all of its mounts.
     pub is_read_only: bool,
+    /// The options of this mount alone, as the kernel has them: `rw,nosuid,relatime`.
+    #[serde(default)]
+    pub options: String,
     /// Whether set-id bits and capabilities of its programs count, seen through this mount.
     pub has_suid: bool,
     /// Whether its devices can be opened, through this mount.
@@ -115,9 +118,9 @@ fn parse(line: &[u8]) -> Option<MountInfo> {
     }
     let fstype = String::from_utf8(unescaped(fields.next()?)).ok()?;
     let source = OsString::from_vec(unescaped(fields.next()?)).to_string_lossy().into_owned();
-    let options = fields.next().unwrap_or_default();
-    let is_read_only = options.split(|&byte| byte == b',').any(|option| option == b"ro");
-    let owner = options.split(|&byte| byte == b',').find_map(|option| option.strip_prefix(b"user_id="));
+    let of_all = fields.next().unwrap_or_default();
+    let is_read_only = of_all.split(|&byte| byte == b',').any(|option| option == b"ro");
+    let owner = of_all.split(|&byte| byte == b',').find_map(|option| option.strip_prefix(b"user_id="));
     let owner = owner.and_then(|owner| std::str::from_utf8(owner).ok()?.parse().ok());
     Some(MountInfo {
         id,
@@ -130,6 +133,7 @@ fn parse(line: &[u8]) -> Option<MountInfo> {
         fstype,
         source,
         is_read_only,
+        options: String::from_utf8_lossy(flags).into_owned(),
         has_suid: !is_set(b"nosuid"),
         has_devices: !is_set(b"nodev"),
         owner,

@@ -164,6 +164,7 @@ mod tests {
             is_read_only: false,
             has_suid: false,
             has_devices: false,
+            options: String::new(),
             owner: None,
         }
     }

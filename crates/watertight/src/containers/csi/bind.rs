@@ -31,7 +31,7 @@ pub(super) fn show(from: &Mount, to: &Path, read_only: bool) -> Result<()> {
         match table.at(to) {
             None => break,
             Some(there) if Device::of(there) == Device::of(from) => {
-                if is_read_only(there) == read_only {
+                if has_option(there, "ro") == read_only {
                     return Ok(());
                 }
                 return restrict(there, read_only).map_err(|error| failed("change the mount at", &error));
@@ -98,7 +98,6 @@ fn take_away(there: &Mount, at: &Path) -> Result<()> {
 /// Makes one mount read-only, or not, and leaves its other flags as they are.
 fn restrict(there: &Mount, read_only: bool) -> rustix::io::Result<()> {
     let mut flags = MountFlags::BIND;
-    let options = options_of(there);
     for (name, flag) in [
         ("nosuid", MountFlags::NOSUID),
         ("nodev", MountFlags::NODEV),
@@ -107,7 +106,7 @@ fn restrict(there: &Mount, read_only: bool) -> rustix::io::Result<()> {
         ("nodiratime", MountFlags::NODIRATIME),
         ("relatime", MountFlags::RELATIME),
     ] {
-        if options.split(',').any(|option| option == name) {
+        if has_option(there, name) {
             flags |= flag;
         }
     }
@@ -115,14 +114,7 @@ fn restrict(there: &Mount, read_only: bool) -> rustix::io::Result<()> {
     mount_remount(&there.mountpoint, flags, "")
 }
 
-fn is_read_only(there: &Mount) -> bool {
-    options_of(there).split(',').any(|option| option == "ro")
-}
-
-/// The options of one mount, apart from those of its file system.
-fn options_of(there: &Mount) -> String {
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let id = there.id.to_string();
-    let line = table.lines().find(|line| line.split(' ').next() == Some(id.as_str()));
-    line.and_then(|line| line.split(' ').nth(5)).unwrap_or_default().to_owned()
+/// Whether a mount has an option, apart from those of its file system.
+fn has_option(there: &Mount, name: &str) -> bool {
+    there.options.split(',').any(|option| option == name)
 }
