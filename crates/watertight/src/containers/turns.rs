@@ -92,14 +92,14 @@ impl Drop for Doing {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
 
-    fn run(test: impl Future<Output = ()>) {
+    pub(in crate::containers) fn run(test: impl Future<Output = ()>) {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
     }
 

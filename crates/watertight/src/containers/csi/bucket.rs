@@ -102,31 +102,36 @@ fn ask(launch: &Launch, step: &Step) -> Result<Answer> {
 }
 
 fn create(launch: &Launch, made: Made) -> Result<Option<u64>> {
-    let Made { url, above, compress, size, limit, mut source } = made;
-    if let Some((from, snapshot_name @ None)) = &mut source {
-        match ask(launch, &Step::Look { url: url.clone() }) {
-            Ok(_) => {}
-            Err(failure) if failure.code == Code::NotFound => {
+    let Made { url, above, compress, size, limit, source } = made;
+    let source = match source {
+        Some((from, None)) => {
+            let name = of_clone(&url);
+            if !is_there(launch, Step::Look { url: url.clone() })? {
                 // What it has now: where a process of this host holds it, that one makes the snapshot.
                 ask(launch, &Step::Look { url: from.clone() })?;
-                let name = of_clone(&url);
                 let look = Step::LookForSnapshot { url: from.clone(), name: name.clone() };
-                match ask(launch, &look) {
-                    // An earlier call has made it.
-                    Ok(_) => {}
-                    Err(failure) if failure.code == Code::NotFound => {
-                        snapshot(launch, "create", from, &name)?;
-                    }
-                    Err(failure) => return Err(failure),
+                // An earlier call may have made it.
+                if !is_there(launch, look)? {
+                    snapshot(launch, "create", &from, &name)?;
                 }
-                *snapshot_name = Some(name);
             }
-            Err(failure) => return Err(failure),
+            Some((from, name))
         }
-    }
+        Some((from, Some(name))) => Some((from, name)),
+        None => None,
+    };
     match ask(launch, &Step::Create { url, above, compress, size, limit, source })? {
         Answer::Volume { bytes } => Ok(bytes),
         other => Err(unexpected(&other)),
+    }
+}
+
+/// Whether what a step looks for is there.
+fn is_there(launch: &Launch, look: Step) -> Result<bool> {
+    match ask(launch, &look) {
+        Ok(_) => Ok(true),
+        Err(failure) if failure.code == Code::NotFound => Ok(false),
+        Err(failure) => Err(failure),
     }
 }
 

@@ -2,7 +2,7 @@
 //! nothing is kept: a volume's bucket is all that is known of it.
 
 use csi_proto::tonic::metadata::MetadataMap;
-use csi_proto::tonic::{Request, Response, Status, async_trait};
+use csi_proto::tonic::{Request, async_trait};
 use csi_proto::v1::controller_server::Controller;
 use csi_proto::v1::controller_service_capability::{self, Rpc, rpc};
 use csi_proto::v1::list_volumes_response::Entry as VolumeEntry;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::bucket::{Bucket, Made, unexpected};
 use super::capability::Access;
 use super::deadline::patience;
-use super::failure::{Failure, Result};
+use super::failure::{Answered, Failure, Result, answered};
 use super::ids::{Prefixes, SnapshotId, check_id, new_volume};
 use super::locks::Locks;
 use super::pages::Page;
@@ -50,6 +50,10 @@ fn size(range: Option<&CapacityRange>) -> Result<(Option<u64>, Option<u64>)> {
     Ok((required.or(limit), limit))
 }
 
+/// The credentials among a call's secrets.
+///
+/// # Errors
+/// There is a secret that is none.
 pub(super) fn credentials(secrets: &std::collections::HashMap<String, String>) -> Result<Credentials> {
     Credentials::parse(secrets).map_err(Failure::invalid)
 }
@@ -169,11 +173,12 @@ impl ControllerService {
         request: ListVolumesRequest,
     ) -> Result<ListVolumesResponse> {
         let mut page = Page::parse(request.max_entries, &request.starting_token)?;
-        let bucket = self.bucket("list", metadata, Credentials::default());
         let mut entries = Vec::new();
         while let Some(prefix) = self.prefixes.all().get(page.prefix).filter(|_| entries.len() < page.most) {
             let most = page.most - entries.len();
             let step = Step::Volumes { prefix: prefix.clone(), after: page.after.clone(), most };
+            // Another bucket's call does not wait for this one's.
+            let bucket = self.bucket(&format!("list {prefix}"), metadata, Credentials::default());
             let answer = bucket.ask("listing", step).await?;
             let Answer::Volumes { names, next } = answer else { return Err(unexpected(&answer)) };
             entries.extend(names.iter().map(|name| volume_entry(format!("{prefix}/{name}"))));
@@ -186,15 +191,6 @@ impl ControllerService {
 
 fn volume_entry(volume_id: String) -> VolumeEntry {
     VolumeEntry { volume: Some(v1::Volume { volume_id, ..Default::default() }), status: None }
-}
-
-type Answered<T> = std::result::Result<Response<T>, Status>;
-
-fn answered<T>(done: Result<T>) -> Answered<T> {
-    done.map(Response::new).map_err(|failure| {
-        tracing::warn!(code = ?failure.code, "{}", failure.words());
-        failure.into()
-    })
 }
 
 #[async_trait]

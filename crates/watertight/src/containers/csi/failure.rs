@@ -1,6 +1,6 @@
 //! Why a call is refused or failed: a code that orchestrators act on, and words for people.
 
-use csi_proto::tonic::{Code, Status};
+use csi_proto::tonic::{Code, Response, Status};
 
 use crate::containers::turns::Late;
 use crate::term::shown::in_one_line;
@@ -46,6 +46,17 @@ impl Failure {
     pub(super) fn words(&self) -> &str {
         &self.words
     }
+}
+
+/// The answer to a call.
+pub(super) type Answered<T> = std::result::Result<Response<T>, Status>;
+
+/// Answers a call; a failure is logged as well.
+pub(super) fn answered<T>(done: Result<T>) -> Answered<T> {
+    done.map(Response::new).map_err(|failure| {
+        tracing::warn!(code = ?failure.code, "{}", failure.words());
+        failure.into()
+    })
 }
 
 impl From<Late> for Failure {

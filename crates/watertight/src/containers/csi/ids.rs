@@ -233,11 +233,15 @@ pub(super) fn of_clone(url: &str) -> String {
 
 /// The start of a name that is too long, and a number for all of it.
 fn shortened(name: &str) -> String {
-    let digest = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
-        (digest ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-    });
     let start: String = name.chars().take(SNAPSHOT_BYTES_MAX / 5).collect();
-    format!("{start}-{digest:016x}")
+    format!("{start}-{:016x}", digest(name.as_bytes()))
+}
+
+/// A number for some bytes, always the same (FNV-1a): others may have it, too.
+pub(super) fn digest(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |digest, &byte| (digest ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// The canonical URL that an id is, wherever the volume lies; none: it is no URL.

@@ -71,7 +71,7 @@ pub(super) fn enter_host(state: &Path) -> Result<()> {
     }
     let _own = own_dir(state)?;
     let (new, own) = (state.join("watertight.new"), state.join("watertight"));
-    let copy = || {
+    let mut copy = || {
         let _left_over = fs::remove_file(&new);
         let mut file = new_file(&new)?;
         std::io::copy(&mut program, &mut file)?;
@@ -79,7 +79,6 @@ pub(super) fn enter_host(state: &Path) -> Result<()> {
         file.sync_all()?;
         fs::rename(&new, &own)
     };
-    let mut copy = copy;
     copy().map_err(|error: std::io::Error| failed(&own.shown().to_string(), &error))?;
     let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--in-host");
     Err(failed("exec", &Command::new(&own).arg0("watertight").args(arguments).exec()))

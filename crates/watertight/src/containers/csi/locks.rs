@@ -119,14 +119,21 @@ impl Locks {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Sender, channel};
 
     use super::*;
+    use crate::containers::turns::tests::run;
 
     const LONG: Duration = Duration::from_secs(60);
 
-    fn run(test: impl Future<Output = ()>) {
-        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+    /// Work that goes on until it is told to end.
+    fn held_up() -> (Sender<()>, impl FnOnce() -> Result<()> + Send + 'static) {
+        let (go, wait) = channel();
+        let work = move || {
+            wait.recv().unwrap();
+            Ok(())
+        };
+        (go, work)
     }
 
     #[test]
@@ -157,11 +164,7 @@ mod tests {
     fn a_call_that_goes_on_keeps_both_of_its_turns() {
         run(async {
             let locks = Locks::default();
-            let (go, wait) = channel::<()>();
-            let work = move || {
-                wait.recv().unwrap();
-                Ok(())
-            };
+            let (go, work) = held_up();
             let short = Duration::from_millis(10);
             let taken = locks.take("target", "mounting", short).await.unwrap();
             let late = locks.call_too(taken, "staging", work).await.unwrap_err();
@@ -185,11 +188,7 @@ mod tests {
     fn a_turn_stays_while_its_work_goes_on() {
         run(async {
             let locks = Locks::default();
-            let (go, wait) = channel::<()>();
-            let work = move || {
-                wait.recv().unwrap();
-                Ok(())
-            };
+            let (go, work) = held_up();
             let late = locks.call("a", "mounting", Duration::from_millis(10), work).await;
             assert_eq!(late.unwrap_err().code, Code::Aborted);
             for n in 0..CROWDED + 10 {

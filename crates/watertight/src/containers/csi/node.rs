@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use csi_proto::tonic::{Code, Request, Response, Status, async_trait};
+use csi_proto::tonic::{Code, Request, async_trait};
 use csi_proto::v1::node_server::Node;
 use csi_proto::v1::node_service_capability::{self, Rpc, rpc};
 use csi_proto::v1::volume_health::VolumeHealthEntry;
@@ -13,12 +13,12 @@ use csi_proto::v1::*;
 use rustix::fs::statvfs;
 
 use super::capability::Access;
+use super::controller::credentials;
 use super::deadline::patience;
-use super::failure::{Failure, Result};
+use super::failure::{Answered, Failure, Result, answered};
 use super::ids::check_id;
 use super::locks::Locks;
 use super::staged::Host;
-use crate::containers::credentials::Credentials;
 use crate::term::shown::exact;
 
 /// What a pod's own volume says of itself.
@@ -32,19 +32,6 @@ pub(super) struct NodeService {
     pub(super) node_id: String,
     pub(super) locks: Arc<Locks>,
     pub(super) host: Arc<Host>,
-}
-
-type Answered<T> = std::result::Result<Response<T>, Status>;
-
-fn answered<T>(done: Result<T>) -> Answered<T> {
-    done.map(Response::new).map_err(|failure| {
-        tracing::warn!(code = ?failure.code, "{}", failure.words());
-        failure.into()
-    })
-}
-
-fn credentials(secrets: &std::collections::HashMap<String, String>) -> Result<Credentials> {
-    Credentials::parse(secrets).map_err(Failure::invalid)
 }
 
 fn staging_key(path: &std::path::Path) -> String {

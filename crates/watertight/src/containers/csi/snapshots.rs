@@ -75,7 +75,8 @@ impl ControllerService {
         request: ListSnapshotsRequest,
     ) -> Result<ListSnapshotsResponse> {
         let mut page = Page::parse(request.max_entries, &request.starting_token)?;
-        let bucket = self.bucket("list", metadata, credentials(&request.secrets)?);
+        let credentials = credentials(&request.secrets)?;
+        let list = |of: &str| self.bucket(&format!("list {of}"), metadata, credentials.clone());
         let none = || Ok(ListSnapshotsResponse::default());
         let (volume, name) = if request.snapshot_id.is_empty() {
             (request.source_volume_id.clone(), None)
@@ -88,7 +89,7 @@ impl ControllerService {
             while let Some(prefix) = self.prefixes.all().get(page.prefix).filter(|_| found.len() < page.most)
             {
                 let step = Step::AllSnapshots { prefix: prefix.clone(), after: page.after.clone() };
-                let answer = bucket.ask("listing", step).await?;
+                let answer = list(prefix).ask("listing", step).await?;
                 let Answer::Snapshots { all, next } = answer else { return Err(unexpected(&answer)) };
                 page.take(all, next, &mut found);
             }
@@ -96,7 +97,7 @@ impl ControllerService {
             return Ok(ListSnapshotsResponse { entries: entries(found), next_token });
         }
         let Ok(url) = self.prefixes.volume(&volume) else { return none() };
-        let all = match bucket.ask("listing", Step::Snapshots { url }).await {
+        let all = match list(&url).ask("listing", Step::Snapshots { url: url.clone() }).await {
             Ok(Answer::Snapshots { all, .. }) => all,
             Ok(other) => return Err(unexpected(&other)),
             Err(failure) if failure.code == Code::NotFound => return none(),
@@ -118,7 +119,8 @@ impl ControllerService {
         }
         let missing = || SnapshotId::missing(&request.snapshot_id);
         let id = SnapshotId::parse(&request.snapshot_id, &self.prefixes).ok_or_else(missing)?;
-        let bucket = self.bucket("list", metadata, credentials(&request.secrets)?);
+        let key = format!("list {}", id.volume);
+        let bucket = self.bucket(&key, metadata, credentials(&request.secrets)?);
         let answer = bucket.ask("listing", Step::Snapshots { url: id.volume }).await?;
         let Answer::Snapshots { all, .. } = answer else { return Err(unexpected(&answer)) };
         all.into_iter().find(|one| one.name == id.name).map(snapshot).ok_or_else(missing)

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +17,7 @@ use super::bind;
 use super::capability::Access;
 use super::failure::{Failure, Result};
 use super::held::Held;
-use super::ids::{Prefixes, host_path, url_of};
+use super::ids::{Prefixes, digest, host_path, url_of};
 use crate::cli::opts::{self, MountOptions};
 use crate::containers::credentials::Credentials;
 use crate::containers::mounts::{self, Mounted};
@@ -505,9 +506,5 @@ fn check_same(mount: &Mount, volume: &RegisteredVolume, spec: &str, access: &Acc
 /// A number for a path, as a part of a file's name. Two paths of one number get in each other's way,
 /// in words, and nothing else.
 fn name_of(path: &Path) -> u64 {
-    use std::os::unix::ffi::OsStrExt as _;
-    path.as_os_str()
-        .as_bytes()
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |number, &byte| (number ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    digest(path.as_os_str().as_bytes())
 }

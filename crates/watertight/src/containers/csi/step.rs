@@ -10,7 +10,7 @@ use objects::{FormatOptions, QuotaCall, QuotaLimits};
 use serde::{Deserialize, Serialize};
 use store::{Error, ErrorKind};
 
-use super::ids::{OF_A_CLONE, of_clone};
+use super::ids::OF_A_CLONE;
 use crate::object_volumes;
 use crate::term::console::console;
 use crate::term::problem::{Problem, Result};
@@ -34,8 +34,8 @@ pub(super) enum Step {
         /// Bytes that it takes: at least, and at most.
         size: Option<u64>,
         limit: Option<u64>,
-        /// What it begins as: a volume, and one of its snapshots; none: as that volume is now.
-        source: Option<(String, Option<String>)>,
+        /// What it begins as: a volume, and one of its snapshots.
+        source: Option<(String, String)>,
     },
     Delete {
         url: String,
@@ -209,7 +209,7 @@ fn create(
     (url, above): (&str, &[String]),
     compress: Option<&str>,
     (size, limit): (Option<u64>, Option<u64>),
-    source: Option<(String, Option<String>)>,
+    source: Option<(String, String)>,
 ) -> store::Result<Answer> {
     let is_clone = source.is_some();
     let is_there = is_volume(url)?;
@@ -222,7 +222,7 @@ fn create(
         }
         match source {
             None => make(url, compress)?,
-            Some((from, snapshot)) => clone(&from, snapshot, url)?,
+            Some((from, snapshot)) => objects::clone_volume(&from, &snapshot, url).map(drop)?,
         }
     }
     let Some(size) = size else { return Ok(Answer::Volume { bytes: None }) };
@@ -268,20 +268,6 @@ fn make(url: &str, compress: Option<&str>) -> store::Result<()> {
         _ => objects::Compression::Zstd,
     };
     objects::format(url, &FormatOptions { compression, ..FormatOptions::default() }).map(drop)
-}
-
-fn clone(from: &str, snapshot: Option<String>, url: &str) -> store::Result<()> {
-    let name = match snapshot {
-        Some(name) => name,
-        None => {
-            let name = of_clone(url);
-            match objects::create_snapshot(from, None, &name) {
-                Err(error) if error.kind() != ErrorKind::Exists => return Err(error),
-                _ => name,
-            }
-        }
-    };
-    objects::clone_volume(from, &name, url).map(drop)
 }
 
 fn delete(url: &str) -> store::Result<Answer> {
