@@ -312,8 +312,8 @@ async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions
     };
     let is_given_up = options.abandon.as_ref() == Some(&host.name());
     let lasting = bucket.with_patience(Patience::UntilStopped);
-    // Of a volume that is free the log is read meanwhile. One that its holder leaves is read when it has
-    // been left, and one with a journal when that is in the bucket.
+    // Of a volume that is free the log is read meanwhile. One that its holder leaves is read when it
+    // has been left, and one with a journal when that is in the bucket.
     let last_if_free =
         last.filter(|_| journal.is_none() && seen.as_ref().is_some_and(|seen| seen.info.holder.is_none()));
     let window = format.log_window.into();

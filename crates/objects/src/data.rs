@@ -23,6 +23,7 @@ use crate::pieces::Taken;
 use crate::rows::{Extent, ExtentRow};
 use crate::segments::{EXTENT_BYTES_MAX, Part};
 use crate::tree::{Tree, fail, now};
+use crate::turns::Turn;
 
 /// Data of a round that is not more than this goes into the log.
 const SMALL_BYTES_MAX: usize = 256 << 10;
@@ -118,7 +119,8 @@ impl Tree {
     }
 
     /// Begins a round if there is data for it; returns how many rounds have to end until all that
-    /// was written by now has its extents. The segments of one that is awaited go before those of others that are not.
+    /// was written by now has its extents. The segments of one that is awaited go before those of its
+    /// tenant that are not.
     pub(crate) fn settle(self: &Arc<Self>, pin: &Pin, state: &mut Locked, is_awaited: bool) -> u64 {
         if let Some(round) = state.pieces.take() {
             let (tree, pin) = (Arc::clone(self), pin.clone());
@@ -187,6 +189,23 @@ impl Tree {
         }
     }
 
+    /// Waits for the turn of a round's segments. `None`: somebody waits for the round, and a journal
+    /// takes it at once.
+    async fn turn(&self, pin: &Pin, round: &Taken, is_awaited: bool) -> Option<Turn> {
+        let turns = self.segments.turns();
+        if !is_awaited {
+            tokio::select! {
+                biased;
+                () = pin.wait_until_awaited(round.round) => {}
+                turn = turns.turn(round.tenant, false) => return Some(turn),
+            }
+        }
+        if self.segments.has_journal() {
+            return None;
+        }
+        Some(turns.turn(round.tenant, true).await)
+    }
+
     async fn run_round(self: &Arc<Self>, pin: &Pin, round: Taken, is_awaited: bool) -> Result<()> {
         // Until the rows are written nobody else knows of its data.
         let _under_way = self.work.begin();
@@ -194,20 +213,7 @@ impl Tree {
         let stored = if len > SMALL_BYTES_MAX {
             // Its data is in memory twice until it is encoded, and then encoded until it is there.
             // The turn ends before the wait for an earlier round, which may need one.
-            let (turns, tenant) = (self.segments.turns(), round.tenant);
-            let unawaited = async {
-                tokio::select! {
-                    biased;
-                    () = pin.wait_until_awaited(round.round) => None,
-                    turn = turns.turn(tenant, false) => Some(turn),
-                }
-            };
-            let turn = match if is_awaited { None } else { unawaited.await } {
-                // The journal takes it at once.
-                None if self.segments.has_journal() => None,
-                None => Some(turns.turn(tenant, true).await),
-                turn => turn,
-            };
+            let turn = self.turn(pin, &round, is_awaited).await;
             let mut stored = Vec::new();
             for part in in_segments(extents_of(round.pieces)) {
                 stored.extend(

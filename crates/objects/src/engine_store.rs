@@ -10,8 +10,8 @@
 //! - **The newest manifest** may not be the newest any more. Then the engine's own has the number
 //!   of one that is there, which the bucket refuses, and the engine asks again: it is given once.
 //! - **Tables and manifests** never change.
-//! - **At the end** all rows are in tables, and the manifest that names these is there. The engine would
-//!   write another with the same content, and look for a newer one before: these are refused
+//! - **At the end** all rows are in tables, and the manifest that names these is there. The engine
+//!   would write another with the same content, and look for a newer one before: these are refused
 //!   ([`EngineStore::close`]). A next opening finds what it would find after a crash in between.
 
 use std::fmt;
@@ -122,8 +122,8 @@ impl EngineStore {
 
     /// From here on what the engine sends at its end is refused: it puts and gets manifests.
     pub(crate) fn close(&self) {
-        // ORDERING: Relaxed. The engine's tasks are told to end after this, by a lock of theirs; one request of
-        // theirs more or less changes nothing.
+        // ORDERING: Relaxed. The engine's tasks are told to end after this, by a lock of theirs; one
+        // request of theirs more or less changes nothing.
         self.is_closed.store(true, Ordering::Relaxed);
     }
 

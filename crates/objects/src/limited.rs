@@ -147,8 +147,8 @@ impl ObjectStore for Limited {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        // The engine's own collection of garbage, which no holder runs, would say there how far it went:
-        // the engine looks for it after each manifest.
+        // The engine looks there after each manifest how far its own collection of garbage went, which
+        // no holder runs.
         if location.prefix_matches(&engine_path(&self.root).join("gc")) {
             let source = "nothing collects garbage by the engine's own rules".into();
             return Err(Error::NotFound { path: location.to_string(), source });

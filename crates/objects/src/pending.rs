@@ -1,9 +1,9 @@
 //! Data that waits for its extents: bounded for the volume, found by a sync.
 //!
-//! Room is taken by tenants, which are cgroups. What one takes beyond a little leaves a reserve free,
-//! which those take from who have little; and who has more than another that waits, waits behind it.
-//! So a tenant's bulk data is what its own writes wait for. Where so many tenants write that the
-//! reserve is taken as well, who has least gets what becomes free when the next round ends.
+//! Room is taken by tenants, which are cgroups. A tenant that has much leaves a reserve free for
+//! tenants that have little, and waits behind each that waits and has less. So a tenant's bulk data is
+//! what its own writes wait for. Where so many tenants write that the reserve is taken as well, the
+//! one that has least gets what becomes free when the next round ends.
 
 use std::collections::HashMap;
 
@@ -255,7 +255,7 @@ mod schedules {
         pin!(neighbour);
         let has_room = poll!(&mut neighbour).is_ready();
         assert!(has_to_wait && has_room, "the neighbour's room is taken");
-        // All is taken: who has less gets what becomes free, whoever came first.
+        // All is taken: a tenant that has less gets what becomes free before one that came first.
         for tenant in 3..=4 {
             pending.take(tenant, LITTLE).await.unwrap();
         }

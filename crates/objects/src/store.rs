@@ -337,7 +337,8 @@ impl File for BucketFile {
     }
 
     fn charge_to(&self, tenant: u64) {
-        // ORDERING: Relaxed, a figure alone. A write beside another of the same file may count for either's tenant.
+        // ORDERING: Relaxed, a figure alone. Of two writes to a file at the same time each may count
+        // for the tenant of the other.
         self.pin.tenant.store(tenant, Ordering::Relaxed);
     }
 

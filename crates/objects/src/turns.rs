@@ -4,9 +4,9 @@
 //! A commit of a few KiB that comes beside eight segments waits until the store, and the line to it,
 //! have taken most of these. So small commits are timed: those with no segment beside show what one
 //! takes alone. One beside segments that takes twice as long, and [`NOTICED`] more, halves how many of
-//! these may be on their way, down to one. After a second without such a commit each segment that ends allows
-//! one more. A burst begins with two, for what it does to commits is not known. Where nobody commits,
-//! nobody is held up.
+//! these may be on their way, down to one. After a second without such a commit each segment that
+//! ends allows one more. A burst begins with two, for what it does to commits is not known. Where
+//! nobody commits, nobody is held up.
 //!
 //! # Whose
 //! The tenant's that has had none for the longest time; of its own, first those that somebody waits
@@ -30,7 +30,7 @@ const UNAWAITED: usize = 4;
 const FIRST: usize = 2;
 /// Commits that are as small as this are timed.
 const SMALL: usize = 64 << 10;
-/// A commit is slow if it takes so much longer than twice the fastest.
+/// A commit is slow if it takes so much longer than twice what one takes alone.
 const NOTICED: Duration = Duration::from_millis(5);
 /// So long after a slow commit no more segments are allowed than before. After so long without a
 /// segment another burst begins.
@@ -261,8 +261,8 @@ mod schedules {
         std::iter::from_fn(|| come(turns, tenant, is_awaited)).collect()
     }
 
-    /// Commits that become slow beside segments leave one of these on its way; when they are fast again, or
-    /// the store is farther away than it was, as many as before.
+    /// Commits that become slow beside segments leave one of these on its way; when they are fast
+    /// again, as many as before.
     #[tokio::test(start_paused = true)]
     async fn slow_commits_leave_one_segment_and_fast_ones_give_them_back() {
         let turns = Turns::new();

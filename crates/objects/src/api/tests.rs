@@ -77,8 +77,8 @@ async fn few_requests_of_a_handover_wait_for_each_other() {
     let begun = Instant::now();
     let mounted = open_held(&distant(&objects), None, &OpenOptions::default()).await.unwrap();
     let tree = mounted.tree();
-    // Format, lease, and the manifest's name; the manifest; the lease, and the log; the writer's manifest; the
-    // fence; whether there is another writer; the table.
+    // Format, lease, and the manifest's name; the manifest; the lease, and the log; the writer's
+    // manifest; the fence; whether there is another writer; the table.
     assert!(round_trips(begun) <= 7, "{} round trips of a mount", round_trips(begun));
     let entry = tree.lookup(ObjectId::ROOT, Name::new("file".as_ref()).unwrap()).await.unwrap();
     assert_eq!(read(tree, &tree.pin(entry.id.0), 1000).await, [1; 1000]);
