@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 use cgroups::Hierarchy;
@@ -153,7 +153,8 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         }
     };
 
-    mount_agent::try_syncfs(&mounted.info.mount, || mounted.attachments.session.has_seen_syncfs());
+    let mut supervisor = Supervisor::new(Arc::clone(&mounted), events, sender);
+    supervisor.try_syncfs();
     let utab = utab::Entry::add(&mounted.info.mount, &mounted.info.id);
     let at = mounted.info.mount.mountpoint.clone();
     mounted.volume.events().life(Life::Mounted, Some(at));
@@ -164,15 +165,14 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     }
     drop(step);
     let (source, mountpoint) = (source.spec, shown);
-    supervise(Up { mounted, events, sender, registration, server, utab, source, mountpoint })
+    supervise(Up { mounted, supervisor, registration, server, utab, source, mountpoint })
 }
 
 /// A mount that is served.
 #[derive(Debug)]
 pub(super) struct Up {
     pub(super) mounted: Arc<MountedVolume>,
-    pub(super) events: Receiver<SupervisorEvent>,
-    pub(super) sender: Sender<SupervisorEvent>,
+    pub(super) supervisor: Supervisor,
     pub(super) registration: Registration,
     pub(super) server: Server,
     pub(super) utab: Option<utab::Entry>,
@@ -182,9 +182,8 @@ pub(super) struct Up {
 
 /// Sees a mount that is served to its end.
 pub(super) fn supervise(up: Up) -> Result<ExitCode> {
-    let Up { mounted, events, sender, registration, server, utab, source, mountpoint } = up;
+    let Up { mounted, mut supervisor, registration, server, utab, source, mountpoint } = up;
     let _of_the_volume = mounted.volume.span().clone().entered();
-    let mut supervisor = Supervisor::new(Arc::clone(&mounted), events, sender);
     let ended = supervisor.run();
     drop(utab);
     supervisor.finish(&ended, registration, server);

@@ -36,7 +36,7 @@ use crate::control::api::{Ended, State, Status};
 use crate::control::progress::{Progress, REDRAW, Rate};
 use crate::control::server::Server;
 use crate::control::service::Service;
-use crate::host::mount_agent::{AgentRequest, call};
+use crate::host::mount_agent::{self, AgentRequest, call};
 use crate::host::unmount::Outcome;
 use crate::host::{notify, spawn_for_result};
 use crate::registry::Registration;
@@ -66,7 +66,8 @@ pub struct Supervisor {
     mounted: Arc<MountedVolume>,
     events: Receiver<SupervisorEvent>,
     sender: Sender<SupervisorEvent>,
-    /// Events that the last check of an upgrade took from the channel: they are handled next.
+    /// Events that the first syncfs(2), or the last check of an upgrade, took from the channel: they
+    /// are handled next.
     put_back: VecDeque<SupervisorEvent>,
     signals: u32,
     draining: bool,
@@ -110,6 +111,17 @@ impl Supervisor {
             progress: None,
             stalls: Stalls::default(),
         }
+    }
+
+    /// Has the kernel make the first syncfs(2) of the mount, which shows what it passes on. Whoever
+    /// ends the volume meanwhile does not wait for it: the store may hang.
+    pub fn try_syncfs(&mut self) {
+        let mounted = Arc::clone(&self.mounted);
+        let has_seen = || mounted.attachments.session.has_seen_syncfs();
+        mount_agent::try_syncfs(&mounted.info.mount, has_seen, || {
+            self.put_back.extend(self.events.try_iter());
+            !self.put_back.is_empty()
+        });
     }
 
     /// Serves until the volume has ended, and returns how.

@@ -12,7 +12,7 @@ use super::attach;
 use super::ended::{report, wait_ended};
 use super::one_of_several::{self, OtherMounts, Remaining};
 use crate::cli::UmountArgs;
-use crate::control::api::{Ended, State, Status, UmountKind, UmountRequest};
+use crate::control::api::{Ended, State, Status, UmountKind, UmountReply, UmountRequest};
 use crate::control::client::{CallError, Client};
 use crate::control::progress;
 use crate::host::holders::{self, Holders};
@@ -26,8 +26,11 @@ use crate::term::shown::{Show as _, Shown};
 
 /// How long a process may take to leave after its volume ended.
 const LEAVE: Duration = Duration::from_secs(30);
-/// How long a process may take to answer `umount --force`.
-const FORCE: Duration = Duration::from_secs(3);
+/// How long a process may take to answer `umount --force`. It gives its stores two seconds itself;
+/// the rest is for a busy host: a process that is killed cannot tell what is lost.
+const FORCE: Duration = Duration::from_secs(10);
+/// How long a process may take to be gone after it has answered, or was killed.
+const GONE: Duration = Duration::from_secs(3);
 /// How long a process that has ended may take to close its files. After that it counts as waiting
 /// for its store.
 const CLOSING: Duration = Duration::from_millis(200);
@@ -192,8 +195,7 @@ impl UmountJob<'_> {
 
     fn force(&self) -> Result<()> {
         let unique_id = unmount::unique_id(&self.mount.mountpoint);
-        let reply = self.client.umount(UmountRequest { how: UmountKind::Force }, Some(FORCE));
-        match reply {
+        match give_up(self.path(), self.client) {
             Ok(reply) => {
                 let leaving = leave(self.client);
                 // The process took the mount away; if it could not, it is ours to do.
@@ -378,7 +380,7 @@ fn detached(volume: &RegisteredVolume, force: bool) -> Result<()> {
             record.mountpoint, record.id
         )));
     }
-    let reply = client.umount(UmountRequest { how: UmountKind::Force }, Some(FORCE));
+    let reply = give_up(&record.mountpoint, client);
     leave(client).end(client);
     match reply.map(|reply| reply.ended) {
         Ok(Some(ended)) => report(&record.source, &record.mountpoint, &ended),
@@ -387,6 +389,15 @@ fn detached(volume: &RegisteredVolume, force: bool) -> Result<()> {
         }
         Err(error) => Err(unknown(&record.mountpoint, &error)),
     }
+}
+
+/// Has the volume's process give up what it has not written.
+fn give_up(mountpoint: impl std::fmt::Display, client: &Client) -> std::result::Result<UmountReply, CallError> {
+    let call = || client.umount(UmountRequest { how: UmountKind::Force }, Some(FORCE));
+    let what = format!("unmounting {mountpoint} by force");
+    // Without a thread that reports how long it takes, it is done all the same.
+    progress::waiting_for(&what, &format!("its process {}", client.pid()), || Ok(call()))
+        .unwrap_or_else(|_no_thread| call())
 }
 
 /// Whether a process that should leave is gone.
@@ -400,7 +411,7 @@ enum ExitState {
 
 /// Waits until the process is gone, or can do no more.
 fn leave(client: &Client) -> ExitState {
-    let until = Instant::now() + FORCE;
+    let until = Instant::now() + GONE;
     let mut ended_since = None;
     loop {
         if client.wait_gone(LOOK) {
@@ -437,7 +448,7 @@ fn kill(client: &Client) {
     let pid = client.pid();
     if let Err(error) = client.kill() {
         tracing::warn!(pid, %error, "the mount process cannot be killed");
-    } else if !client.wait_gone(FORCE) {
+    } else if !client.wait_gone(GONE) {
         tracing::warn!(pid, "the mount process was killed and is still there");
     }
 }

@@ -220,6 +220,29 @@ fn force_over_a_stopped_server_returns_at_once_and_names_what_is_lost() {
 }
 
 #[test]
+fn whoever_ends_a_volume_does_not_wait_for_its_first_syncfs() {
+    let Some(it) = Stalling::new() else { return };
+    // Known to the kernel: the mount waits where it opens it.
+    fs::metadata(&it.rig.store).unwrap();
+    it.server.stop();
+    let mut mount = it.rig.command(&["mount"]);
+    mount.arg(&it.rig.store).arg(&it.rig.mnt);
+    let mount = Daemon::start(mount);
+    mount.says(", which does not answer");
+    // The process that makes that call for it hangs, as it would over a store that does.
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", mount.pid)).unwrap();
+    let helper = rustix::process::Pid::from_raw(children.trim().parse().unwrap()).unwrap();
+    rustix::process::kill_process(helper, Signal::STOP).unwrap();
+    it.server.signal(Signal::CONT);
+    eventually("it is mounted", || it.rig.is_mounted());
+    let ended = it.rig.verb("umount", &["--force"]);
+    rustix::process::kill_process(helper, Signal::CONT).unwrap();
+    assert!(!ended.stderr.contains("did not answer"), "{}", ended.stderr);
+    assert!(!it.rig.is_mounted());
+    mount.end();
+}
+
+#[test]
 fn what_the_kernel_is_asked_does_not_wait_for_the_store() {
     let Some(mut it) = Stalling::new() else { return };
     // No deadline that could help.

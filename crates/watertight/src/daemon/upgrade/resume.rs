@@ -31,6 +31,7 @@ use crate::daemon::event::SupervisorEvent;
 use crate::daemon::mount::{Up, serve, session_options, supervise};
 use crate::daemon::mounted_volume::MountedVolume;
 use crate::daemon::store::volume_options;
+use crate::daemon::supervisor::Supervisor;
 use crate::daemon::volume_info::VolumeInfo;
 use crate::host::{mount_agent, privileges, signals, utab};
 use crate::registry::RuntimeDir;
@@ -86,7 +87,7 @@ pub(crate) fn run(args: &MountArgs, number: i32) -> Result<ExitCode> {
                     );
                 }
             }
-            mount_agent::try_syncfs(&mounted.info.mount, || mounted.attachments.session.has_seen_syncfs());
+            up.supervisor.try_syncfs();
             supervise(up)
         }
         Err(problem) => Err(fall_back(&state, &incoming, number, &reason, problem)),
@@ -202,7 +203,8 @@ fn resume(
     serve(session, name, connection, sender.clone())?;
     let utab = utab::Entry::resume(&mounted.info.mount);
     let (source, mountpoint) = (state.source.clone(), mountpoint.clone());
-    Ok((Up { mounted, events, sender, registration, server, utab, source, mountpoint }, directory))
+    let supervisor = Supervisor::new(Arc::clone(&mounted), events, sender);
+    Ok((Up { mounted, supervisor, registration, server, utab, source, mountpoint }, directory))
 }
 
 /// A store, and its open files, which are to be kept until the volume has them.
