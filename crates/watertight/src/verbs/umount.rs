@@ -392,7 +392,10 @@ fn detached(volume: &RegisteredVolume, force: bool) -> Result<()> {
 }
 
 /// Has the volume's process give up what it has not written.
-fn give_up(mountpoint: impl std::fmt::Display, client: &Client) -> std::result::Result<UmountReply, CallError> {
+fn give_up(
+    mountpoint: impl std::fmt::Display,
+    client: &Client,
+) -> std::result::Result<UmountReply, CallError> {
     let call = || client.umount(UmountRequest { how: UmountKind::Force }, Some(FORCE));
     let what = format!("unmounting {mountpoint} by force");
     // Without a thread that reports how long it takes, it is done all the same.
