@@ -28,7 +28,8 @@ use tokio::time::Instant;
 use crate::rows::Object;
 
 /// Bytes of an object in a block; the last one of an object is shorter.
-pub(crate) const BLOCK: u64 = 256 << 10;
+pub(crate) const BLOCK: u64 = BLOCK_LEN as u64;
+pub(crate) const BLOCK_LEN: usize = 256 << 10;
 /// Memory for blocks, of a volume.
 const BYTES_MAX: u64 = 96 << 20;
 /// Memory for blocks that are read ahead and that nobody has asked for, of a volume.
@@ -166,8 +167,15 @@ pub(crate) fn bytes_of(run: &Range<u32>) -> Range<u64> {
 /// The blocks of what was fetched from the block `first` on, each in memory of its own: they leave
 /// one by one.
 pub(crate) fn split(object: Object, first: u32, fetched: &[u8]) -> Vec<(Key, Bytes)> {
-    let block = usize::try_from(BLOCK).unwrap_or(usize::MAX);
-    let blocks = fetched.chunks(block).map(Bytes::copy_from_slice);
+    numbered(object, first, fetched.chunks(BLOCK_LEN).map(Bytes::copy_from_slice))
+}
+
+/// These blocks with their keys, from the block `first` on.
+pub(crate) fn numbered(
+    object: Object,
+    first: u32,
+    blocks: impl IntoIterator<Item = Bytes>,
+) -> Vec<(Key, Bytes)> {
     (first..).map(|number| (object, number)).zip(blocks).collect()
 }
 

@@ -18,7 +18,7 @@ use object_store::{
 };
 use store::{Error, ErrorKind, Result};
 
-use self::read::{Got, collect};
+use self::read::{Got, collect, len_of, only};
 use crate::limited::Limited;
 use crate::parents::Parents;
 use crate::problem::{About, is_range_error};
@@ -252,13 +252,13 @@ impl Bucket {
         let path = self.place(name);
         let attempt = || async {
             let got = stepped(self.store.get_opts(&path, options.clone())).await??;
-            collect(got, most).await
+            collect(got, most, usize::MAX).await
         };
         let how = self.how(Kind::Get, None);
         match self.send("get", name, how, attempt).await?.result {
-            Ok(Got::Object(bytes, tag)) => {
-                self.requests.counters.down(bytes.len() as u64);
-                Ok(Ok((bytes, tag)))
+            Ok(Got::Object(pieces, tag)) => {
+                self.requests.counters.down(len_of(&pieces) as u64);
+                Ok(Ok((only(pieces), tag)))
             }
             Ok(Got::TooLarge) => Err(self.corrupted(name, &format!("it is larger than {most} bytes"))),
             Ok(Got::TooShort) => Err(self.corrupted(name, "it ends before its length")),
@@ -270,21 +270,33 @@ impl Bucket {
     /// [`ErrorKind::Io`] that it is too short.
     pub async fn get_range(&self, name: &str, range: Range<u64>) -> Result<Bytes> {
         let len = range.end.saturating_sub(range.start);
-        let bytes = self.get_part(name, range, true).await?;
+        let bytes = only(self.get_part(name, range, true, usize::MAX).await?);
         if bytes.len() as u64 == len { Ok(bytes) } else { Err(self.corrupted(name, TOO_SHORT)) }
     }
 
     /// The same, of an object that may end within the range.
     pub async fn get_up_to(&self, name: &str, range: Range<u64>) -> Result<Bytes> {
-        self.get_part(name, range, false).await
+        Ok(only(self.get_part(name, range, false, usize::MAX).await?))
     }
 
-    async fn get_part(&self, name: &str, range: Range<u64>, is_whole: bool) -> Result<Bytes> {
+    /// As [`get_up_to`](Self::get_up_to), in pieces of `piece` bytes, of which the last may be shorter.
+    /// Each is in memory of its own.
+    pub async fn get_pieces(&self, name: &str, range: Range<u64>, piece: usize) -> Result<Vec<Bytes>> {
+        self.get_part(name, range, false, piece).await
+    }
+
+    async fn get_part(
+        &self,
+        name: &str,
+        range: Range<u64>,
+        is_whole: bool,
+        piece: usize,
+    ) -> Result<Vec<Bytes>> {
         let Some(len) = range.end.checked_sub(range.start).filter(|len| *len <= MAX_WHOLE) else {
             return Err(Error::with(ErrorKind::Invalid, "get", format!("{name}: no range of an object")));
         };
         if len == 0 {
-            return Ok(Bytes::new());
+            return Ok(Vec::new());
         }
         let path = self.place(name);
         let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
@@ -292,7 +304,7 @@ impl Bucket {
         let attempt = || async {
             match stepped(self.store.get_opts(&path, options.clone())).await? {
                 Ok(got) if !fits(&got.range) => Ok(Got::TooShort),
-                Ok(got) => collect(got, len).await,
+                Ok(got) => collect(got, len, piece).await,
                 // How stores say that the whole range is behind the object's end.
                 Err(error) if is_range_error(&error) => Ok(Got::TooShort),
                 Err(error) => Err(error),
@@ -300,9 +312,9 @@ impl Bucket {
         };
         let how = self.how(Kind::Get, None);
         match self.send("get", name, how, attempt).await?.result {
-            Ok(Got::Object(bytes, _)) => {
-                self.requests.counters.down(bytes.len() as u64);
-                Ok(bytes)
+            Ok(Got::Object(pieces, _)) => {
+                self.requests.counters.down(len_of(&pieces) as u64);
+                Ok(pieces)
             }
             Ok(Got::TooShort) => Err(self.corrupted(name, TOO_SHORT)),
             Ok(Got::TooLarge) => Err(self.corrupted(name, "more came than was asked for")),

@@ -23,6 +23,8 @@
 //! Metadata: one piece, never compressed, otherwise like a chunk. It is bound to the volume and to
 //! the `context` that its writer names, as the object that it is in.
 
+mod stored_pieces;
+
 pub use crate::chunk_table::{CHUNK, ChunkTable, EXTENT_MAX};
 pub use crate::compression::Compression;
 
@@ -37,6 +39,7 @@ use sync::mutant::is_on;
 
 use crate::chunk_table::{Chunk, corrupt};
 use crate::crypto::{self, Cipher, DataKey, NONCE_LEN};
+use stored_pieces::StoredPieces;
 
 /// Bytes of a checksum.
 const CRC_LEN: usize = 4;
@@ -140,7 +143,24 @@ impl Codec {
         part: Range<u32>,
         out: &mut [u8],
     ) -> Result<()> {
-        let read = self.read_part(table, len, first_chunk, stored, part, out);
+        self.decode_pieces(table, len, first_chunk, &[stored], part, out)
+    }
+
+    /// The same of stored bytes that lie in several pieces of memory, in order.
+    ///
+    /// # Errors
+    /// As those of [`decode`](Self::decode).
+    pub fn decode_pieces(
+        &self,
+        table: &ChunkTable,
+        len: u32,
+        first_chunk: u32,
+        stored: &[impl AsRef<[u8]>],
+        part: Range<u32>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let mut stored = StoredPieces::new(stored);
+        let read = self.read_part(table, len, first_chunk, &mut stored, part, out);
         if read.is_err() {
             out.fill(0);
         }
@@ -152,7 +172,7 @@ impl Codec {
         table: &ChunkTable,
         len: u32,
         first_chunk: u32,
-        stored: &[u8],
+        stored: &mut StoredPieces<'_, impl AsRef<[u8]>>,
         part: Range<u32>,
         out: &mut [u8],
     ) -> Result<()> {
@@ -164,20 +184,20 @@ impl Codec {
                 "not the part of the extent that was fetched",
             ));
         }
-        if stored.len() != range.len() {
-            let (found, wanted) = (stored.len(), range.len());
+        let (found, wanted) = (stored.len(), range.len());
+        if found != wanted {
             return Err(corrupt(format!("{found} bytes are there instead of {wanted}")));
         }
         if part.is_empty() {
             return Ok(());
         }
         let mut scratch = Scratch::default();
-        let (mut stored, mut out) = (stored, out);
+        let mut out = out;
         for index in first..part.end.div_ceil(CHUNK) {
             let chunk = table.chunk(len, index)?;
             let begin = index * CHUNK;
             let wanted = part.start.max(begin) - begin..(part.end - begin).min(CHUNK);
-            let piece = stored.split_off(..self.stored_len(&chunk) as usize);
+            let piece = stored.take(self.stored_len(&chunk) as usize);
             let target = out.split_off_mut(..wanted.len());
             let (Some(piece), Some(target)) = (piece, target) else {
                 return Err(corrupt("the stored bytes end within a chunk"));

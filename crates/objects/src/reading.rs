@@ -14,12 +14,14 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::future::join_all;
 use store::{Error, ErrorKind, Result};
 use tokio::sync::Semaphore;
 
-use crate::blocks::{BLOCK, Blocks, Claim, Key, Lookup, Reserved, blocks_of, bytes_of, split};
+use crate::blocks::{
+    BLOCK, BLOCK_LEN, Blocks, Claim, Key, Lookup, Reserved, blocks_of, bytes_of, numbered, split,
+};
 use crate::bucket::{Bucket, Patience};
 use crate::disk_cache::DiskCache;
 use crate::object_names::object_name;
@@ -113,8 +115,8 @@ impl Reader {
 
     async fn get(&self, object: Object, run: Range<u32>, bucket: &Bucket) -> Result<Vec<(Key, Bytes)>> {
         let name = object_name(object);
-        let got = bucket.get_up_to(&name, bytes_of(&run)).await;
-        got.map(|bytes| split(object, run.start, &bytes)).map_err(|error| match error.kind() {
+        let got = bucket.get_pieces(&name, bytes_of(&run), BLOCK_LEN).await;
+        got.map(|blocks| numbered(object, run.start, blocks)).map_err(|error| match error.kind() {
             // To a reader the file is there, and its data is lost.
             ErrorKind::NotFound => {
                 let detail = format!("{}/{name}: the object is missing", self.bucket.url());
@@ -194,23 +196,17 @@ impl Reader {
 }
 
 impl Loaded {
-    /// The bytes of a range that was loaded; fewer where the object ends.
-    pub(crate) fn get(&self, object: Object, range: &Range<u64>) -> Bytes {
+    /// The bytes of a range that was loaded, in order; fewer where the object ends.
+    pub(crate) fn get(&self, object: Object, range: &Range<u64>) -> Vec<Bytes> {
         let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
-        let parts = blocks_of(range).map(|number| {
+        let parts = blocks_of(range).filter_map(|number| {
             let begin = u64::from(number) * BLOCK;
-            let Some(block) = self.0.get(&(object, number)) else { return Bytes::new() };
+            let block = self.0.get(&(object, number))?;
             let from = place(range.start.saturating_sub(begin)).min(block.len());
             let to = place(range.end - begin).min(block.len());
-            block.slice(from..to)
+            Some(block.slice(from..to))
         });
-        let parts: Vec<Bytes> = parts.collect();
-        if let [part] = &parts[..] {
-            return part.clone();
-        }
-        let mut whole = BytesMut::with_capacity(parts.iter().map(Bytes::len).sum());
-        parts.iter().for_each(|part| whole.extend_from_slice(part));
-        whole.freeze()
+        parts.collect()
     }
 }
 

@@ -183,10 +183,11 @@ impl Segments {
     pub(crate) fn read_from(&self, whole: &Bytes, stored: &Stored, part: Range<u32>) -> Result<Bytes> {
         let place = self.place(stored, part.clone())?;
         let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
-        let encoded = whole.get(index(place.bytes.start)..index(place.bytes.end));
+        let bytes = index(place.bytes.start)..index(place.bytes.end);
+        let encoded = whole.get(bytes).map(|encoded| whole.slice_ref(encoded));
         let encoded = encoded.ok_or_else(|| rows::corrupted("an extent"))?;
         let mut plain = vec![0; part.len()];
-        self.decode(&mut Part { stored, part, out: &mut plain }, &place, encoded)?;
+        self.decode(&mut Part { stored, part, out: &mut plain }, &place, &[encoded])?;
         Ok(plain.into())
     }
 
@@ -210,7 +211,7 @@ impl Segments {
             }
             let place = self.place(part.stored, part.part.clone())?;
             match self.own_bytes(part.stored.object, &place.bytes).await? {
-                Some(bytes) => self.decode(part, &place, &bytes)?,
+                Some(bytes) => self.decode(part, &place, &[bytes])?,
                 None => rest.push((part, place)),
             }
         }
@@ -272,10 +273,10 @@ impl Segments {
         Ok(Place { table, first_chunk, bytes: at + u64::from(range.start)..at + u64::from(range.end) })
     }
 
-    fn decode(&self, part: &mut Part<'_>, place: &Place, encoded: &[u8]) -> Result<()> {
+    fn decode(&self, part: &mut Part<'_>, place: &Place, encoded: &[Bytes]) -> Result<()> {
         let Part { stored, part, out } = part;
         let decoded =
-            self.codec.decode(&place.table, stored.len, place.first_chunk, encoded, part.clone(), out);
+            self.codec.decode_pieces(&place.table, stored.len, place.first_chunk, encoded, part.clone(), out);
         decoded.map_err(|error| self.corrupted(stored.object, &error))
     }
 
