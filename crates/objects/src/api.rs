@@ -45,7 +45,7 @@ use crate::url::Url;
 use crate::utc::in_utc;
 use crate::wrapped_key::WrappedKey;
 pub use snapshots::{Cloned, SnapshotInfo, clone_volume, create_snapshot, delete_snapshot, snapshots};
-pub use volumes::{delete_volume, volumes};
+pub use volumes::{delete_volume, nested_volume, volumes};
 
 /// The schemes of the URLs that name a volume.
 pub const SCHEMES: [&str; 5] = ["s3", "gs", "az", "file", "memory"];

@@ -404,6 +404,24 @@ impl Bucket {
         answer.result.map_err(|error| self.unexpected("list", dir, &error))
     }
 
+    /// One of the names at which `is_wanted`, if there is one, however many objects there are.
+    pub(crate) async fn find(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Option<String>> {
+        let is_wanted = &is_wanted;
+        let attempt = || async move {
+            let mut listed = self.store.list(Some(&self.root));
+            while let Some(meta) = stepped(listed.next()).await?.transpose()? {
+                let Some(parts) = meta.location.prefix_match(&self.root) else { continue };
+                let name = parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/");
+                if is_wanted(&name) {
+                    return Ok(Some(name));
+                }
+            }
+            Ok(None)
+        };
+        let answer = self.send("list", "", self.how(Kind::List, None), attempt).await?;
+        answer.result.map_err(|error| self.unexpected("list", "", &error))
+    }
+
     /// The names of what looks like directories at the top: the first parts of longer names. In no
     /// order.
     pub(crate) async fn directories(&self) -> Result<Vec<String>> {

@@ -52,6 +52,29 @@ pub fn volumes(url: &str, after: Option<&str>, most: usize) -> Result<(Vec<Strin
     })
 }
 
+/// The path of a volume that lies below this URL, at any depth, if there is one. All objects there
+/// may have to be listed.
+///
+/// # Errors
+/// The bucket's.
+pub fn nested_volume(url: &str) -> Result<Option<String>> {
+    let url: Url = url.parse()?;
+    if url.directory().is_some_and(|dir| !dir.exists()) {
+        return Ok(None);
+    }
+    let bucket = open_shared(&url)?;
+    wait(&crate::runtime::handle()?, nested(&bucket))
+}
+
+async fn nested(bucket: &Bucket) -> Result<Option<String>> {
+    let path = |name: &str| {
+        let path = name.strip_suffix(format::NAME)?.strip_suffix('/')?;
+        (!path.is_empty()).then(|| path.to_owned())
+    };
+    let found = bucket.find(|name| path(name).is_some()).await?;
+    Ok(found.as_deref().and_then(path))
+}
+
 /// Deletes a volume with all of its objects. It is held meanwhile, so that nobody mounts it. One
 /// whose deletion ended early is deleted to its end; where none is, nothing is done.
 ///
@@ -170,6 +193,21 @@ mod tests {
         bucket.delete(Lease::OBJECT).await.unwrap();
         deleted(&bucket).await.unwrap();
         assert_eq!(bucket.list("", None).await.unwrap(), [""; 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_volume_is_found_however_deep_it_lies() {
+        let bucket = bucket("nested");
+        make(&bucket, Options::default(), None).await.unwrap();
+        let put = async |name: &str| {
+            let _made = bucket.create(name, PutPayload::from_static(b"x")).await.unwrap();
+        };
+        for name in ["a/reformat", "format/x", "log/formats"] {
+            put(name).await;
+        }
+        assert_eq!(nested(&bucket).await.unwrap(), None);
+        put("a/b/c/format").await;
+        assert_eq!(nested(&bucket).await.unwrap().as_deref(), Some("a/b/c"));
     }
 
     #[tokio::test(start_paused = true)]

@@ -17,8 +17,6 @@ use crate::term::problem::{Problem, Result};
 
 /// Bytes of a question.
 const QUESTION_BYTES_MAX: u64 = 64 << 10;
-/// Directories of a volume that are looked at for another volume.
-const NESTED_MAX: usize = 10_000;
 /// Volumes whose snapshots one step looks at.
 const VOLUMES_AT_ONCE: usize = 64;
 
@@ -220,6 +218,10 @@ fn create(
                 return Ok(Answer::failed(Kind::Nested, why));
             }
         }
+        if let Some(nested) = objects::nested_volume(url)? {
+            let why = format!("{url}: another volume would lie within it, {url}/{nested}");
+            return Ok(Answer::failed(Kind::Nested, why));
+        }
         match source {
             None => make(url, compress)?,
             Some((from, snapshot)) => objects::clone_volume(&from, &snapshot, url).map(drop)?,
@@ -271,8 +273,7 @@ fn make(url: &str, compress: Option<&str>) -> store::Result<()> {
 }
 
 fn delete(url: &str) -> store::Result<Answer> {
-    let (nested, _) = objects::volumes(url, None, NESTED_MAX)?;
-    if let Some(name) = nested.first() {
+    if let Some(name) = objects::nested_volume(url)? {
         let why = format!("{url}: another volume lies within it, {url}/{name}; delete that first");
         return Ok(Answer::failed(Kind::Nested, why));
     }

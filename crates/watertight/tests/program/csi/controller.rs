@@ -31,14 +31,22 @@ fn no_volume_is_made_within_another_nor_deleted_around_one() {
     let a = driver.create("a");
     let code = Code::FailedPrecondition;
     refused(client.create(within(&driver.volumes.join("a"), "b")), code, "lie within a volume");
-    // One that another program has put there.
-    let nested = driver.volumes.join("a/nested");
-    fs::create_dir(&nested).unwrap();
-    fs::copy(driver.volumes.join("a/format"), nested.join("format")).unwrap();
-    refused(client.delete(&a), code, "lies within it");
-    assert!(driver.volumes.join("a/format").exists());
-    fs::remove_dir_all(&nested).unwrap();
+    // One that another program has put there, however deep.
+    for path in ["a/nested", "a/nested/deep/er"] {
+        let nested = driver.volumes.join(path);
+        fs::create_dir_all(&nested).unwrap();
+        fs::copy(driver.volumes.join("a/format"), nested.join("format")).unwrap();
+        refused(client.delete(&a), code, &format!("lies within it, {a}{}", &path[1..]));
+        assert!(driver.volumes.join("a/format").exists() && nested.join("format").exists());
+        fs::remove_dir_all(driver.volumes.join("a/nested")).unwrap();
+    }
     client.delete(&a).unwrap();
+    // Nor is one made around another.
+    fs::create_dir_all(driver.volumes.join("b/c")).unwrap();
+    let inner = client.create(within(&driver.volumes.join("b/c"), "d")).unwrap().volume_id;
+    refused(client.create(create("b")), code, "would lie within it");
+    client.delete(&inner).unwrap();
+    client.create(create("b")).unwrap();
 }
 
 #[test]
