@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use handover::Incoming;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
@@ -35,6 +36,7 @@ pub use enable_uring::Uring;
 pub use error::{MountError, check_device};
 pub use mountinfo::MountInfo;
 pub use options::{MountHandover, MountKind, MountOptions, SUBTYPE, Syncs, Wanted};
+use point::check_real_mountpoint;
 pub use point::{MountpointError, check_mountpoint};
 pub use show::{show, shown_clone};
 pub(crate) use sync_device::SyncDevice;
@@ -67,7 +69,12 @@ impl Mount {
     /// # Errors
     /// The reason that prevents the mount.
     pub fn new(options: &MountOptions) -> Result<Self, MountError> {
-        let mountpoint = check_mountpoint(&options.mountpoint)?;
+        let mountpoint = if options.no_links {
+            check_real_mountpoint(&options.mountpoint)?;
+            options.mountpoint.clone()
+        } else {
+            check_mountpoint(&options.mountpoint)?
+        };
         let uring = BeforeMount::new(options.uring);
         if !rustix::process::geteuid().is_root() {
             if options.wanted == Wanted::FuseBlk {
@@ -345,8 +352,13 @@ fn mount(
 ) -> Result<(), MountError> {
     let fstype = format!("{kind}.{SUBTYPE}");
     let source = c_string(source)?;
-    let mounted =
-        rustix::mount::mount(source, mountpoint, fstype.as_str(), options.flags, Some(data.as_c_str()));
+    // From here on, nobody can put something else in the directory's place.
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = openat2(CWD, mountpoint, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+    let mounted = dir.and_then(|dir| {
+        let at = format!("/proc/self/fd/{}", dir.as_raw_fd());
+        rustix::mount::mount(source, at, fstype.as_str(), options.flags, Some(data.as_c_str()))
+    });
     mounted.map_err(|error| match error {
         Errno::PERM | Errno::ACCESS => MountError::Permission { mountpoint: mountpoint.to_owned() },
         Errno::NODEV => MountError::NoFileSystem { fstype: kind.to_owned() },

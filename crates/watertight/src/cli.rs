@@ -229,7 +229,9 @@ pub enum Verb {
         watertight csi --endpoint unix:///csi/csi.sock --node-id NODE\n  \
         watertight csi --endpoint unix:///csi/csi.sock --controller --url-prefix s3://bucket/volumes\n\n\
         Volumes on object storage are made, cloned, enlarged and deleted by the controller (parameters of a class: url, the prefix below which \
-        they are; compress, as for `watertight format`), and mounted by the node (mountOptions: those of `watertight mount`). Secrets are the \
+        they are; compress, as for `watertight format`; pod-read-bps, pod-write-bps, pod-read-iops, pod-write-iops, pod-dirty-max, \
+        pod-sync-isolation, which are limits of each pod), and mounted by the node (mountOptions: those of `watertight mount` that name nothing of \
+        the node). Secrets are the \
         keys of a bucket, by the names that their variables have (AWS_ACCESS_KEY_ID and the like); without them the driver's own environment has \
         them. Directories of the node are static or ephemeral volumes: attributes `type: directory` and `path`.\n\n\
         Unpublishing removes a bind mount and waits for nothing; unstaging returns when the data is on the store and the store is free. Mounts \
@@ -240,6 +242,14 @@ pub enum Verb {
     #[cfg(feature = "csi")]
     #[command(hide = true)]
     CsiStep,
+
+    /// Unmount for the driver, and write down what was lost.
+    #[cfg(feature = "csi")]
+    #[command(hide = true)]
+    CsiUnmount {
+        /// Where.
+        path: PathBuf,
+    },
 
     /// Wait until a volume is drained and its store is free.
     #[command(after_help = "Examples:\n  \
@@ -385,6 +395,9 @@ pub struct MountArgs {
     /// without this.
     #[arg(long, value_name = "FILE", requires = "background")]
     pub log_file: Option<PathBuf>,
+    /// Refuse a mountpoint that a symbolic link leads away from.
+    #[arg(long, hide = true)]
+    pub no_links: bool,
 }
 
 /// The help that follows the arguments of `clone-volume`.
@@ -882,6 +895,26 @@ pub struct CsiArgs {
     /// it, none may.
     #[arg(long, value_name = "DIR")]
     pub directory: Vec<PathBuf>,
+    /// Where volumes whose `mountOptions` have `disk_cache_size=` keep what was read; without it they
+    /// are refused.
+    #[arg(long, value_name = "DIR")]
+    pub disk_cache: Option<PathBuf>,
+    /// The most that one volume may ask for there.
+    #[arg(long, value_name = "SIZE", default_value = "10G", value_parser = parse_bytes)]
+    pub disk_cache_max: u64,
+    /// Where volumes whose `mountOptions` have `fsync_to=host` keep what an fsync waits for; without
+    /// it they are refused.
+    #[arg(long, value_name = "DIR")]
+    pub journal: Option<PathBuf>,
+    /// The most that one volume may ask for there.
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_bytes)]
+    pub journal_max: u64,
+    /// The keys of encrypted volumes, which `mountOptions` name: `encrypt-key-file=NAME`.
+    #[arg(long, value_name = "DIR")]
+    pub key_directory: Option<PathBuf>,
+    /// The most memory that one volume may ask for with `cache=`.
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_bytes)]
+    pub cache_max: u64,
     /// The directory below which volumes are mounted.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
     pub kubelet_root: PathBuf,

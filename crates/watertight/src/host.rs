@@ -6,6 +6,7 @@
 //! | `mount_agent` | the process that makes a mount process's calls about its own mount |
 //! | `checks` | a source and a mountpoint before anything is mounted |
 //! | `utab` | the entry that makes umount(8) call our helper |
+//! | `pods` | Kubernetes' pods: their cgroups and names |
 //! | `process`, `privileges`, `users` | figures of a process, rights that it gives up, whose volumes it sees |
 //! | `open_dir` | a runtime directory that another user may change meanwhile |
 //! | `signals`, `notify` | signals as events; the service manager |
@@ -22,6 +23,7 @@ pub mod mount_agent;
 pub mod mountinfo;
 pub mod notify;
 pub mod open_dir;
+pub mod pods;
 pub mod privileges;
 pub mod process;
 pub mod signals;

@@ -150,6 +150,8 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Csi(args) => containers::csi::run(args)?,
         #[cfg(feature = "csi")]
         Verb::CsiStep => containers::csi::step::run()?,
+        #[cfg(feature = "csi")]
+        Verb::CsiUnmount { path } => containers::csi::unmounting::run(path)?,
         Verb::Top(args) => top::run(args)?,
         Verb::Demo(args) => demo::run(args)?,
         Verb::Bench(args) => bench::run(args)?,

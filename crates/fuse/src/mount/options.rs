@@ -37,6 +37,9 @@ pub enum Syncs {
 pub struct MountOptions {
     /// Where.
     pub mountpoint: PathBuf,
+    /// Whether the mountpoint is its own real path: where a symbolic link leads elsewhere by now,
+    /// nothing is mounted.
+    pub no_links: bool,
     /// Which type.
     pub wanted: Wanted,
     /// The name of the volume, for a person; shown as the source by the kernel for type `fuse`, by
@@ -59,6 +62,7 @@ impl MountOptions {
     pub fn new(mountpoint: impl Into<PathBuf>) -> Self {
         Self {
             mountpoint: mountpoint.into(),
+            no_links: false,
             wanted: Wanted::Auto,
             fsname: "watertight".to_owned(),
             allow_other: None,

@@ -18,6 +18,9 @@ pub enum MountpointError {
     /// It is not a directory.
     #[error("mountpoint {} is not a directory", .0.display())]
     NotDirectory(PathBuf),
+    /// A symbolic link leads elsewhere.
+    #[error("mountpoint {} leads to {}, by a symbolic link", .0.display(), .1.display())]
+    Link(PathBuf, PathBuf),
     /// The mount would hide its entries.
     #[error("mountpoint {} is not empty", .0.display())]
     NotEmpty(PathBuf),
@@ -66,6 +69,15 @@ pub fn check_mountpoint(path: &Path) -> Result<PathBuf, MountpointError> {
         return Err(MountpointError::NotEmpty(path.to_owned()));
     }
     path.canonicalize().map_err(unreadable)
+}
+
+/// As [`check_mountpoint`], of a path that is its real one already.
+///
+/// # Errors
+/// As there; a symbolic link is on its way.
+pub(super) fn check_real_mountpoint(path: &Path) -> Result<(), MountpointError> {
+    let real = check_mountpoint(path)?;
+    if real == path { Ok(()) } else { Err(MountpointError::Link(path.to_owned(), real)) }
 }
 
 fn is_mount_root(found: &rustix::fs::Statx) -> bool {
@@ -120,6 +132,10 @@ mod tests {
         std::fs::create_dir(&real).unwrap();
         std::os::unix::fs::symlink("real", dir.path().join("link")).unwrap();
         let found = check_mountpoint(&dir.path().join("link")).unwrap();
-        assert_eq!(found, real.canonicalize().unwrap());
+        let real = real.canonicalize().unwrap();
+        assert_eq!(found, real);
+        assert!(check_real_mountpoint(&real).is_ok());
+        let link = real.with_file_name("link");
+        assert!(matches!(check_real_mountpoint(&link), Err(MountpointError::Link(_, to)) if to == real));
     }
 }

@@ -8,7 +8,10 @@
 //! | `failure` | codes that orchestrators act on, with words for people |
 //! | `locks` | a turn for each volume and each path; a call that is late goes on |
 //! | `held` | a staging path is locked while a mount there goes on, also one of a driver that was killed |
-//! | `staged`, `bind` | what a node does: mounting, bind mounts, what is there |
+//! | `staged`, `bind`, `place` | what a node does: mounting, bind mounts, what is there |
+//! | `unmounting` | an unmount that outlives the driver, and its result: `csi-unmount` |
+//! | `pod_limits` | what a class or a volume lets each pod do |
+//! | `allowed` | options that authors of classes and volumes may give |
 //! | `bucket`, `step` | what the controller does, in processes of their own: `csi-step` |
 //! | `launch` | where mount processes run, and how a driver leaves its container |
 //!
@@ -21,6 +24,7 @@
 //! `ABORTED`; orchestrators ask again, and the next call for the same finds what it did. How an
 //! unmount ended that lost data, and that nobody waited for, is the next call's answer.
 
+mod allowed;
 mod bind;
 mod bucket;
 mod capability;
@@ -34,11 +38,14 @@ mod launch;
 mod locks;
 mod node;
 mod pages;
+mod place;
+mod pod_limits;
 mod server;
 mod snapshots;
 mod staged;
 pub mod step;
 mod time;
+pub mod unmounting;
 
 use std::fs;
 use std::path::Path;
@@ -51,12 +58,15 @@ use crate::cli::CsiArgs;
 use crate::registry::RuntimeDir;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::Show as _;
+use allowed::NodeOptions;
+pub use allowed::check_mount_options;
 use controller::ControllerService;
 pub use controller::PARAMETERS;
 use identity::IdentityService;
 use ids::Prefixes;
 use locks::Locks;
 use node::NodeService;
+pub use pod_limits::POD_LIMITS;
 use server::Services;
 pub use staged::ATTRIBUTES;
 use staged::Host;
@@ -127,8 +137,9 @@ fn host(args: &CsiArgs, state: &Path, prefixes: Prefixes) -> Result<Host> {
     if let Some(relative) = args.directory.iter().find(|directory| !directory.is_absolute()) {
         return Err(Problem::usage(format!("--directory {}: an absolute path is needed", relative.shown())));
     }
-    let wrapper = launch::wrapper(args.mounts);
-    Ok(Host { root, prefixes, directories: args.directory.clone(), logs, bases, held, wrapper })
+    let (options, wrapper) = (NodeOptions::parse(args)?, launch::wrapper(args.mounts));
+    let directories = args.directory.clone();
+    Ok(Host { root, prefixes, directories, options, logs, bases, held, wrapper })
 }
 
 /// The path of `unix:///PATH`, `unix:PATH` or `PATH`.

@@ -99,14 +99,15 @@ pub(super) fn mount(
         Mounted::Leaving(volume) => wait(&volume, Some(LEAVE_TIMEOUT))?,
         Mounted::No => {}
     }
-    match DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(format!("cannot make the mountpoint {}: {error}", path.shown()));
-        }
-        _ => {}
+    let mut arguments: Vec<OsString> = vec!["mount".into(), "-d".into(), "--log-file".into(), log.into()];
+    if launch.real_path {
+        arguments.push("--no-links".into());
+    } else if let Err(error) = DirBuilder::new().mode(0o700).create(path)
+        && error.kind() != io::ErrorKind::AlreadyExists
+    {
+        return Err(format!("cannot make the mountpoint {}: {error}", path.shown()));
     }
     set_aside(log);
-    let mut arguments: Vec<OsString> = vec!["mount".into(), "-d".into(), "--log-file".into(), log.into()];
     if !options.is_empty() {
         arguments.extend(["-o".into(), options.into()]);
     }

@@ -34,6 +34,8 @@ pub(super) struct Launch {
     pub(super) wrapper: Vec<OsString>,
     /// What it has as its standard input, where it is not asked anything: a lock, until it ends.
     pub(super) held: Option<File>,
+    /// The mountpoint of a `mount` is there, by its real path, and no link is followed to it.
+    pub(super) real_path: bool,
 }
 
 /// Runs this program with these arguments to its end; what it prints on standard output is dropped.

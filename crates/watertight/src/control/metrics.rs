@@ -10,14 +10,17 @@
 //! again) and `mountpoint`; of the others, `state` has six values and `kind` one for each kind of
 //! request, so that a volume has at most about a hundred series, one on object storage as many
 //! again, and six more for each cgroup that has anything there (at most a thousand), and up to six
-//! for one with limits. Files are counted and never named.
+//! for one with limits; one more where it is a pod's. Files are counted and never named.
 
 mod store_requests;
 
+use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
 
 use crate::control::api::{Cgroup, CgroupLimits, Missing, State, Status};
 use crate::control::volume_id::VolumeId;
+use crate::host::pods::Pods;
+use crate::term::shown::Name;
 
 /// The media type of a page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -211,6 +214,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
             }
         }
     }
+    page.pods(volumes, &Pods::of_cgroups(volumes.iter().flat_map(|v| cgroups(v))));
     page.family("cgroup_limit", Gauge, "The cgroup's limit: bytes or operations a second; dirty_max: bytes.");
     for v in volumes {
         for own in &v.limits {
@@ -256,6 +260,12 @@ pub fn page_of_missing(missing: &[Missing]) -> String {
         page.line(format_args!("watertight_missing{{mountpoint=\"{mountpoint}\",source=\"{source}\"}} 1"));
     }
     page.text
+}
+
+/// The paths of the cgroups that have something there, or limits.
+fn cgroups(volume: &Status) -> BTreeSet<&str> {
+    let with_limits = volume.limits.iter().map(|own| own.cgroup.as_str());
+    volume.cgroups.iter().map(|cgroup| cgroup.path.as_str()).chain(with_limits).collect()
 }
 
 /// Those that are set, by the names that `watertight limit` takes.
@@ -314,6 +324,27 @@ impl Page {
     /// A sample of each volume, without labels of its own.
     fn samples<T: Display>(&mut self, volumes: &[&Status], figure: impl Fn(&Status) -> T) {
         volumes.iter().for_each(|v| self.sample(v, &[], figure(v)));
+    }
+
+    /// Whose the cgroups are that are pods'.
+    fn pods(&mut self, volumes: &[&Status], known: &Pods) {
+        let help = "The Kubernetes pod whose cgroup it is, as labels; always 1.";
+        self.family("cgroup_pod", MetricKind::Gauge, help);
+        for v in volumes {
+            for path in cgroups(v) {
+                let Some(pod) = known.at(path) else { continue };
+                let text = |name: &Option<Name>| name.as_ref().map_or("", Name::as_str).to_owned();
+                let [namespace, name, container] = [&pod.namespace, &pod.name, &pod.container].map(text);
+                let labels = [
+                    ("cgroup", path),
+                    ("namespace", &namespace),
+                    ("pod", &name),
+                    ("container", &container),
+                    ("pod_uid", &pod.uid),
+                ];
+                self.sample(v, &labels, 1);
+            }
+        }
     }
 
     fn states(&mut self, volume: VolumeLabels<'_>, this: State) {

@@ -70,6 +70,10 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let source = progress::waiting_for(&what, &from, || checks::source(&args.source))?;
     opts::fit(&args.options, &source.spec)?;
     let mountpoint = progress::waiting_for(&what, &to, || checks::mountpoint(&args.mountpoint))?;
+    if args.no_links && mountpoint != args.mountpoint {
+        let (given, real) = (args.mountpoint.shown(), mountpoint.shown());
+        return Err(Problem::usage(format!("mountpoint {given} leads to {real}, by a symbolic link")));
+    }
     if let Some(directory) = &source.directory {
         checks::apart(directory, &mountpoint)?;
     }
@@ -219,6 +223,7 @@ fn start_session(
         uring: options.uring,
         allow_other: options.allow_other,
         flags,
+        no_links: true,
         ..fuse::MountOptions::new(mountpoint)
     };
     let mount = fuse::Mount::new(&mount_options).map_err(|error| match error {

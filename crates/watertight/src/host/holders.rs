@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use sync::Mutex;
 
 use crate::host::mountinfo::{Device, Mount, MountTable};
+use crate::host::pods::{self, Pod, Pods};
 use crate::term::shown::Name;
 
 /// How long a search takes at most.
@@ -107,6 +108,9 @@ pub struct Holder {
     /// Whether it holds the very mount that was asked for, and not only its file system by way of
     /// another mount.
     pub direct: bool,
+    /// The Kubernetes pod that it is of, where that was asked for and is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<Pod>,
 }
 
 impl Holder {
@@ -114,16 +118,24 @@ impl Holder {
     #[must_use]
     pub fn mount(inner: &Mount) -> Self {
         let file = Name::of(&inner.mountpoint);
-        Self { pid: None, name: inner.fstype.clone().into(), how: HoldKind::Mount, file, direct: true }
+        Self {
+            pid: None,
+            name: inner.fstype.clone().into(),
+            how: HoldKind::Mount,
+            file,
+            direct: true,
+            pod: None,
+        }
     }
 }
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.pid {
-            Some(pid) => write!(f, "{} (pid {pid}), {}: {}", self.name, self.how, self.file),
-            None => write!(f, "{} {} ({})", self.how, self.file, self.name),
+            Some(pid) => write!(f, "{} (pid {pid}), {}: {}", self.name, self.how, self.file)?,
+            None => write!(f, "{} {} ({})", self.how, self.file, self.name)?,
         }
+        self.pod.as_ref().map_or(Ok(()), |pod| write!(f, " [{pod}]"))
     }
 }
 
@@ -144,6 +156,18 @@ impl Holders {
     /// Those that hold the very mount that was asked for.
     pub fn direct(&self) -> impl Iterator<Item = &Holder> {
         self.found.iter().filter(|holder| holder.direct)
+    }
+
+    /// With the pods that the processes are of.
+    #[must_use]
+    pub fn with_pods(mut self) -> Self {
+        let pids: Vec<u32> = self.found.iter().filter_map(|holder| holder.pid).collect();
+        let cgroups: Vec<String> = pids.into_iter().flat_map(pods::cgroups_of).collect();
+        let known = Pods::of_cgroups(cgroups.iter().map(String::as_str));
+        for holder in &mut self.found {
+            holder.pod = holder.pid.and_then(|pid| known.of_process(pid));
+        }
+        self
     }
 
     /// Those that hold something at `path` or below it.
@@ -463,7 +487,7 @@ impl Process<'_> {
             |_| "?".into(),
             |comm| Name::of(OsStr::from_bytes(comm.strip_suffix(b"\n").unwrap_or(&comm))),
         );
-        holders.found.push(Holder { pid: Some(self.pid), name, how, file, direct });
+        holders.found.push(Holder { pid: Some(self.pid), name, how, file, direct, pod: None });
     }
 }
 
@@ -481,6 +505,7 @@ pub fn mounts(mount: &Mount) -> Holders {
         how: HoldKind::Bind,
         file: Name::of(&other.mountpoint),
         direct: true,
+        pod: None,
     }));
     holders
 }
@@ -497,6 +522,7 @@ fn loop_devices(mount: &Mount, table: &MountTable, holders: &mut Holders) {
                 how: HoldKind::LoopDevice,
                 file: backing.into(),
                 direct: true,
+                pod: None,
             });
         }
     }

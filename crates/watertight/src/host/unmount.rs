@@ -20,7 +20,7 @@ use rustix::mount::UnmountFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::host::holders::{self, Holder, Holders};
-use crate::host::mountinfo::{self, Mount, MountTable};
+use crate::host::mountinfo::{Mount, MountTable};
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::Show as _;
 
@@ -135,10 +135,13 @@ fn attempt(mount: &Mount, flags: UnmountFlags) -> Result<bool> {
         }
         None => return Err(failed("it was moved elsewhere")),
     }
-    // Another user may rename directories above the mountpoint at any moment, and put a link in
-    // their place.
-    let pinned =
-        if mountinfo::is_own(mount) { None } else { Some(Pinned::new(mount).map_err(|why| failed(&why))?) };
+    // Others may rename directories above the mountpoint at any moment, and put a link in their
+    // place. `fusermount3`, which an ordinary user needs, takes no descriptor.
+    let pinned = if rustix::process::geteuid().is_root() {
+        Some(Pinned::new(mount).map_err(|why| failed(&why))?)
+    } else {
+        None
+    };
     let path = pinned.as_ref().map_or_else(|| path.clone(), Pinned::path);
     match fuse::mount::unmount(&path, flags | UnmountFlags::NOFOLLOW, true) {
         Ok(()) => Ok(true),
@@ -149,7 +152,7 @@ fn attempt(mount: &Mount, flags: UnmountFlags) -> Result<bool> {
     }
 }
 
-/// The directory of a mountpoint, which may be another user's: from here on the path leads to it,
+/// The directory of a mountpoint, which others may be able to change: from here on the path leads to it,
 /// whatever is renamed.
 struct Pinned {
     dir: OwnedFd,

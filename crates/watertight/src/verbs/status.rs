@@ -19,6 +19,7 @@ use crate::control::metrics::{self, Down, VolumeLabels};
 use crate::control::volume_id::VolumeId;
 use crate::host::holders::{self, Holders};
 use crate::host::mountinfo::{self, Device, Mount, MountTable};
+use crate::host::pods::Pods;
 use crate::host::{checks, mount_agent, unmount, users};
 use crate::registry::missing;
 use crate::registry::survey::Survey;
@@ -214,10 +215,11 @@ fn of_one(volume: RegisteredVolume) -> Survey {
 
 fn holders_of(status: &Status) -> Holders {
     let holders = holders::of_device(status.device).unwrap_or_default();
-    match status.attached_to {
+    let holders = match status.attached_to {
         None => holders,
         Some(_) => holders.below(std::path::Path::new(&status.mountpoint)),
-    }
+    };
+    holders.with_pods()
 }
 
 impl Report {
@@ -406,10 +408,12 @@ fn print_cgroups(volume: &Status) {
         return;
     }
     let mut rows = vec![HEAD.map(str::to_owned)];
+    let pods = Pods::of_cgroups(volume.cgroups.iter().map(|cgroup| cgroup.path.as_str()));
     rows.extend(volume.cgroups.iter().map(|cgroup| {
         let removed = if cgroup.removed { " (removed)" } else { "" };
+        let pod = pods.at(cgroup.path.as_str()).map_or_else(String::new, |pod| format!(" [{pod}]"));
         [
-            format!("{}{removed}", cgroup.path),
+            format!("{}{removed}{pod}", cgroup.path),
             cgroup.owned_inodes.to_string(),
             units::bytes(cgroup.to_write_bytes),
             units::bytes(cgroup.writeback_bytes),

@@ -1,5 +1,6 @@
 //! `csi`: the driver of Kubernetes, called as kubelet and the sidecars call it.
 
+mod chart;
 mod client;
 mod controller;
 mod launch;

@@ -27,6 +27,7 @@ use watertight::control::server::Server;
 use watertight::control::service::Service;
 use watertight::control::volume_id::VolumeId;
 use watertight::host::holders::{self, Holder, Holders};
+use watertight::host::pods::Pod;
 
 use self::schema::Checker;
 use crate::control::call;
@@ -87,7 +88,13 @@ fn held() -> Holders {
             OpenFile | WorkingDirectory | Root | Program | Mapping | Namespace => Some(7),
             Mount | Bind | LoopDevice => None,
         };
-        Holder { pid, name: "cat".into(), how, file: "/f".into(), direct: true }
+        let pod = pid.map(|_| Pod {
+            uid: "0c1b2a3d-4e5f-6789-abcd-ef0123456789".to_owned(),
+            namespace: Some("shop".into()),
+            name: Some("db-0".into()),
+            container: Some("postgres".into()),
+        });
+        Holder { pid, name: "cat".into(), how, file: "/f".into(), direct: true, pod }
     });
     Holders { found: found.into(), unseen: 1, hung: vec![7] }
 }

@@ -1,16 +1,20 @@
 //! Bind mounts: a staged volume, shown to a pod at its own path.
 //!
 //! The kernel's table of mounts says what is there, and no path is looked up that leads into a
-//! volume: one whose store does not answer holds nothing up here.
+//! volume: one whose store does not answer holds nothing up here. A mount is copied and put in its
+//! place by descriptors: what somebody puts in the place of a directory on the way gets no mount.
 
-use std::fs::{self, DirBuilder};
-use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::Path;
+use std::fmt::Display;
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
 
-use rustix::mount::{MountFlags, mount_bind, mount_remount};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx};
+use rustix::mount::{
+    MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount_remount, move_mount, open_tree,
+};
 
 use super::failure::{Failure, Result};
+use super::place::Place;
 use crate::host::mountinfo::{Device, Mount, MountTable, is_ours};
 use crate::host::unmount;
 use crate::term::shown::Show as _;
@@ -22,66 +26,95 @@ const LAYERS_MAX: usize = 64;
 ///
 /// # Errors
 /// Something else is there; the kernel's.
-pub(super) fn show(from: &Mount, to: &Path, read_only: bool) -> Result<()> {
-    let failed = |what: &str, error: &dyn std::fmt::Display| {
-        Failure::internal(format!("cannot {what} {}: {error}", to.shown()))
+pub(super) fn show(from: &Mount, to: &Place, read_only: bool) -> Result<()> {
+    let failed = |what: &str, error: &dyn Display| {
+        Failure::internal(format!("cannot {what} {}: {error}", to.path().shown()))
     };
     for _ in 0..LAYERS_MAX {
         let table = MountTable::read();
-        match table.at(to) {
+        match table.at(to.path()) {
             None => break,
             Some(there) if Device::of(there) == Device::of(from) => {
                 if has_option(there, "ro") == read_only {
                     return Ok(());
                 }
-                return restrict(there, read_only).map_err(|error| failed("change the mount at", &error));
+                let restricted = restrict(there, &root_of(there)?, read_only);
+                return restricted.map_err(|error| failed("change the mount at", &error));
             }
             // Of a process that is gone, or of an earlier staging.
-            Some(there) => take_away(there, to)?,
+            Some(there) => take_away(there, to.path())?,
         }
     }
-    match DirBuilder::new().mode(0o750).create(to) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(failed("make the directory", &error));
-        }
-        _ => {}
-    }
-    if !fs::symlink_metadata(to).is_ok_and(|meta| meta.is_dir()) {
-        return Err(Failure::not_ready(format!("{} is there, and is no directory", to.shown())));
-    }
-    mount_bind(&from.mountpoint, to).map_err(|error| failed("mount at", &error))?;
+    let copy = copy_of(from)?;
+    let dir = to.make_dir().map_err(|error| failed("make the directory", &error))?;
+    put(&copy, &dir).map_err(|error| failed("mount at", &error))?;
     let table = MountTable::read();
-    let there = table.at(to).ok_or_else(|| failed("find the mount at", &"it is gone again"))?;
-    if Device::of(there) != Device::of(from) {
-        // The staged mount went in between, and its directory was shown instead.
-        let _error_that_counts = unmount::detach(there);
-        return Err(Failure::not_ready(format!("{}: no volume is there any more", from.mountpoint.shown())));
+    let there = table.at(to.path()).filter(|there| Some(there.id) == id_of(&copy));
+    let done = match there {
+        None => Err(Failure::not_ready(format!("{}: it leads elsewhere by now", to.path().shown()))),
+        Some(there) if read_only => {
+            restrict(there, &copy, true).map_err(|error| failed("make read-only", &error))
+        }
+        Some(_) => Ok(()),
+    };
+    if done.is_err() {
+        // The error is the one that counts.
+        let _gone = rustix::mount::unmount(by_descriptor(&copy), UnmountFlags::DETACH);
     }
-    if !read_only {
-        return Ok(());
-    }
-    restrict(there, true).map_err(|error| {
-        let _error_that_counts = unmount::detach(there);
-        failed("make the mount read-only at", &error)
+    done
+}
+
+/// The root of this mount, and of no other that its path leads to by now.
+fn root_of(mount: &Mount) -> Result<OwnedFd> {
+    let at = mount.mountpoint.shown();
+    let gone =
+        |why: &dyn Display| Failure::not_ready(format!("{at}: the volume is not there any more: {why}"));
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = openat2(CWD, &mount.mountpoint, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+    let root = root.map_err(|error| gone(&error))?;
+    if id_of(&root) == Some(mount.id) { Ok(root) } else { Err(gone(&"another mount is")) }
+}
+
+/// A copy of this mount, which is nowhere yet.
+fn copy_of(mount: &Mount) -> Result<OwnedFd> {
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    open_tree(root_of(mount)?, "", flags).map_err(|error| {
+        Failure::internal(format!("cannot copy the mount at {}: {error}", mount.mountpoint.shown()))
     })
+}
+
+/// Puts a copy at a directory.
+fn put(copy: &OwnedFd, dir: &OwnedFd) -> rustix::io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(copy, "", dir, "", flags)
+}
+
+/// The number of the mount that a descriptor leads to. Its server is not asked.
+fn id_of(fd: &impl AsFd) -> Option<u64> {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::EMPTY_PATH;
+    let found = statx(fd, "", flags, StatxFlags::MNT_ID).ok()?;
+    (found.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(found.stx_mnt_id)
+}
+
+/// A path that leads to it, for calls that take no descriptor.
+fn by_descriptor(fd: &OwnedFd) -> PathBuf {
+    format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
 }
 
 /// Removes what [`show`] made, and the directory. What is open there stays usable for its holders.
 ///
 /// # Errors
 /// Something else is there; the kernel's.
-pub(super) fn remove(at: &Path) -> Result<()> {
+pub(super) fn remove(at: &Place) -> Result<()> {
     for _ in 0..LAYERS_MAX {
         let table = MountTable::read();
-        let Some(there) = table.at(at) else { break };
-        take_away(there, at)?;
+        let Some(there) = table.at(at.path()) else { break };
+        take_away(there, at.path())?;
     }
-    match fs::remove_dir(at) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(Failure::internal(format!("cannot remove the directory {}: {error}", at.shown())))
-        }
-        _ => Ok(()),
-    }
+    at.remove_dir().map_err(|error| {
+        Failure::internal(format!("cannot remove the directory {}: {error}", at.path().shown()))
+    })
 }
 
 fn take_away(there: &Mount, at: &Path) -> Result<()> {
@@ -95,8 +128,8 @@ fn take_away(there: &Mount, at: &Path) -> Result<()> {
     unmount::detach(there).map_err(|problem| Failure::internal(problem.to_string()))
 }
 
-/// Makes one mount read-only, or not, and leaves its other flags as they are.
-fn restrict(there: &Mount, read_only: bool) -> rustix::io::Result<()> {
+/// Makes a mount, by its root, read-only, or not, and leaves its other flags as they are.
+fn restrict(there: &Mount, root: &OwnedFd, read_only: bool) -> rustix::io::Result<()> {
     let mut flags = MountFlags::BIND;
     for (name, flag) in [
         ("nosuid", MountFlags::NOSUID),
@@ -111,10 +144,50 @@ fn restrict(there: &Mount, read_only: bool) -> rustix::io::Result<()> {
         }
     }
     flags.set(MountFlags::RDONLY, read_only);
-    mount_remount(&there.mountpoint, flags, "")
+    mount_remount(by_descriptor(root), flags, "")
 }
 
 /// Whether a mount has an option, apart from those of its file system.
 fn has_option(there: &Mount, name: &str) -> bool {
     there.options.split(',').any(|option| option == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A host's own mount stands in for a volume's.
+    #[test]
+    fn a_directory_that_is_swapped_between_the_look_and_the_mount_gets_none() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(dir.path()).unwrap();
+        for name in ["pods", "outside", "outside/mount"] {
+            fs::create_dir(root.join(name)).unwrap();
+        }
+        let table = MountTable::read();
+        let from = table.at(Path::new("/proc")).unwrap();
+        let place = Place::open(&root, &root.join("pods/mount")).unwrap();
+        fs::rename(root.join("pods"), root.join("moved")).unwrap();
+        symlink(root.join("outside"), root.join("pods")).unwrap();
+        let wrong = show(from, &place, false).unwrap_err();
+        assert!(wrong.words().contains("leads elsewhere"), "{wrong:?}");
+        let below = |mount: &&Mount| mount.mountpoint.starts_with(&root);
+        assert_eq!(MountTable::read().iter().filter(below).count(), 0);
+        // What is where it was gets the mount, with its flags.
+        let place = Place::open(&root, &root.join("moved/mount")).unwrap();
+        show(from, &place, true).unwrap();
+        let there = MountTable::read().at(&root.join("moved/mount")).cloned().unwrap();
+        assert!(Device::of(&there) == Device::of(from) && has_option(&there, "ro"), "{there:?}");
+        assert_eq!(has_option(&there, "nosuid"), has_option(from, "nosuid"));
+        unmount::detach(&there).unwrap();
+        // One whose path leads to another mount by now is not copied.
+        let other = Mount { mountpoint: "/".into(), ..from.clone() };
+        assert!(copy_of(&other).is_err());
+    }
 }

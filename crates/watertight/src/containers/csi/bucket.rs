@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use csi_proto::tonic::Code;
 
+use super::deadline::Deadline;
 use super::failure::{Failure, Result};
 use super::ids::{SnapshotId, of_clone};
 use super::locks::Locks;
@@ -20,7 +21,7 @@ pub(super) struct Bucket<'l> {
     pub(super) locks: &'l Locks,
     /// Whose turn it is.
     pub(super) key: String,
-    pub(super) patience: Duration,
+    pub(super) deadline: Deadline,
     pub(super) credentials: Credentials,
 }
 
@@ -43,7 +44,7 @@ impl Bucket<'_> {
         work: impl FnOnce(&Launch) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let launch = Launch { credentials: self.credentials.clone(), ..Launch::default() };
-        self.locks.call(&self.key, what, self.patience, move || work(&launch)).await
+        self.locks.call(&self.key, what, self.deadline.left(), move || work(&launch)).await
     }
 
     /// Has a step done.
@@ -152,4 +153,28 @@ fn snapshot(launch: &Launch, action: &str, url: &str, name: &str) -> Result<()> 
 /// A step's answer that is none to what was asked.
 pub(super) fn unexpected(answer: &Answer) -> Failure {
     Failure::internal(format!("a step answered what was not asked for: {answer:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::containers::turns::tests::run;
+
+    #[test]
+    fn the_steps_of_a_call_end_by_one_deadline() {
+        run(async {
+            let locks = Locks::default();
+            let deadline = Deadline::within(Duration::from_millis(400));
+            let bucket =
+                Bucket { locks: &locks, key: "a".to_owned(), deadline, credentials: Credentials::default() };
+            let step = || {
+                bucket.work("waiting", |_| {
+                    std::thread::sleep(Duration::from_millis(250));
+                    Ok(())
+                })
+            };
+            assert_eq!(step().await, Ok(()));
+            assert_eq!(step().await.unwrap_err().code, Code::Aborted);
+        });
+    }
 }

@@ -4,8 +4,8 @@ use csi_proto::v1::VolumeCapability;
 use csi_proto::v1::volume_capability::AccessType;
 use csi_proto::v1::volume_capability::access_mode::Mode;
 
+use super::allowed::NodeOptions;
 use super::failure::{Failure, Result};
-use crate::cli::opts::MountOptions;
 
 /// Options that a call may have, and their bytes.
 const FLAGS_MAX: usize = 64;
@@ -67,9 +67,8 @@ impl Access {
             )));
         }
         let access = Self { read_only, shared, flags: flags.clone() };
-        MountOptions::parse(&access.options(true))
-            .map_err(|problem| Failure::invalid(format!("mountOptions: {problem}")))?;
-        Ok(access)
+        // What the node's driver has is seen when it is mounted.
+        access.options(true, &NodeOptions::of_any_node()).map(|_| access)
     }
 
     /// All of a call's, of which each has to be possible.
@@ -83,8 +82,11 @@ impl Access {
         capabilities.iter().map(|capability| Self::parse(Some(capability))).collect()
     }
 
-    /// The lists of options for `mount -o`.
-    pub(super) fn options(&self, is_object_volume: bool) -> Vec<String> {
+    /// The lists of options for `mount -o` on this node.
+    ///
+    /// # Errors
+    /// One is not for authors of classes and volumes, or the node has no directory for it.
+    pub(super) fn options(&self, is_object_volume: bool, node: &NodeOptions) -> Result<Vec<String>> {
         let mut lists = self.flags.clone();
         if self.read_only {
             lists.push("ro".to_owned());
@@ -94,8 +96,7 @@ impl Access {
         if self.shared && is_object_volume && !follows {
             lists.push(FOLLOW.to_owned());
         }
-        lists.retain(|list| !list.is_empty());
-        lists
+        node.mount_options(&lists)
     }
 }
 
@@ -119,9 +120,10 @@ mod tests {
     #[test]
     fn modes_become_options() {
         let options = |mode, flags: &[&str]| {
-            Access::parse(Some(&capability(mode, "", flags))).map(|access| access.options(true))
+            let access = Access::parse(Some(&capability(mode, "", flags)));
+            access.and_then(|access| access.options(true, &NodeOptions::of_any_node()))
         };
-        assert_eq!(options(Mode::SingleNodeWriter, &["cache=1G,noatime"]).unwrap(), ["cache=1G,noatime"]);
+        assert_eq!(options(Mode::SingleNodeWriter, &["cache=1G,noatime"]).unwrap(), ["cache=1G", "noatime"]);
         assert_eq!(options(Mode::SingleNodeReaderOnly, &[]).unwrap(), ["ro"]);
         assert_eq!(options(Mode::MultiNodeReaderOnly, &[]).unwrap(), ["ro", "follow=5s"]);
         assert_eq!(options(Mode::MultiNodeReaderOnly, &["follow=1s"]).unwrap(), ["follow=1s", "ro"]);
@@ -139,6 +141,7 @@ mod tests {
             (capability(Mode::Unknown, "", &[]), "no access mode"),
             (capability(Mode::SingleNodeWriter, "ext4", &[]), "fsType \"ext4\""),
             (capability(Mode::SingleNodeWriter, "", &["frob"]), "no mount option frob"),
+            (capability(Mode::SingleNodeWriter, "", &["journal=/etc"]), "a directory of the node"),
             (capability(Mode::SingleNodeWriter, "", &[&"a".repeat(2000)]), "longer than"),
             (block, "no block device"),
             (none, "no access type"),

@@ -1,7 +1,6 @@
 //! Volumes on object storage: made, cloned, listed, enlarged and deleted. No node is asked, and
 //! nothing is kept: a volume's bucket is all that is known of it.
 
-use csi_proto::tonic::metadata::MetadataMap;
 use csi_proto::tonic::{Request, async_trait};
 use csi_proto::v1::controller_server::Controller;
 use csi_proto::v1::controller_service_capability::{self, Rpc, rpc};
@@ -13,11 +12,12 @@ use std::sync::Arc;
 
 use super::bucket::{Bucket, Made, unexpected};
 use super::capability::Access;
-use super::deadline::patience;
+use super::deadline::Deadline;
 use super::failure::{Answered, Failure, Result, answered};
 use super::ids::{Prefixes, SnapshotId, check_id, new_volume};
 use super::locks::Locks;
 use super::pages::Page;
+use super::pod_limits::{POD_LIMITS, PodLimits};
 use super::step::{Answer, Step};
 use crate::containers::credentials::Credentials;
 
@@ -64,18 +64,22 @@ pub(super) fn signed(bytes: Option<u64>) -> i64 {
 }
 
 impl ControllerService {
-    pub(super) fn bucket(&self, key: &str, metadata: &MetadataMap, credentials: Credentials) -> Bucket<'_> {
-        Bucket { locks: &self.locks, key: key.to_owned(), patience: patience(metadata), credentials }
+    pub(super) fn bucket(&self, key: &str, deadline: Deadline, credentials: Credentials) -> Bucket<'_> {
+        Bucket { locks: &self.locks, key: key.to_owned(), deadline, credentials }
     }
 
     fn check_parameters(parameters: &std::collections::HashMap<String, String>) -> Result<()> {
-        let is_known = |key: &str| PARAMETERS.contains(&key) || key.starts_with(OF_SIDECARS);
+        let is_known = |key: &str| {
+            PARAMETERS.contains(&key) || POD_LIMITS.contains(&key) || key.starts_with(OF_SIDECARS)
+        };
         if let Some(key) = parameters.keys().find(|key| !is_known(key)) {
             return Err(Failure::invalid(format!(
-                "there is no parameter {key:?}; there are: {}",
-                PARAMETERS.join(", ")
+                "there is no parameter {key:?}; there are: {}, {}",
+                PARAMETERS.join(", "),
+                POD_LIMITS.join(", ")
             )));
         }
+        let _checked = PodLimits::parse(parameters)?;
         match parameters.get("compress").map(String::as_str) {
             None | Some("zstd" | "lz4" | "none") => Ok(()),
             Some(other) => {
@@ -84,7 +88,7 @@ impl ControllerService {
         }
     }
 
-    async fn create(&self, metadata: &MetadataMap, request: CreateVolumeRequest) -> Result<v1::Volume> {
+    async fn create(&self, deadline: Deadline, request: CreateVolumeRequest) -> Result<v1::Volume> {
         Self::check_parameters(&request.parameters)?;
         if !request.mutable_parameters.is_empty() {
             return Err(Failure::invalid("a volume has no parameters that can be changed"));
@@ -98,13 +102,18 @@ impl ControllerService {
         let url = new_volume(&prefix, &request.name)?;
         let source = self.source(request.volume_content_source.as_ref())?;
         let compress = request.parameters.get("compress").cloned();
-        let bucket = self.bucket(&url, metadata, credentials(&request.secrets)?);
+        let bucket = self.bucket(&url, deadline, credentials(&request.secrets)?);
         let above = self.prefixes.above(&url);
         let bytes = bucket.create(Made { url: url.clone(), above, compress, size, limit, source }).await?;
         Ok(v1::Volume {
             capacity_bytes: signed(bytes),
             volume_id: url,
             content_source: request.volume_content_source,
+            // The node has them with each call.
+            volume_context: POD_LIMITS
+                .into_iter()
+                .filter_map(|key| Some((key.to_owned(), request.parameters.get(key)?.clone())))
+                .collect(),
             ..Default::default()
         })
     }
@@ -123,31 +132,31 @@ impl ControllerService {
         }
     }
 
-    async fn delete(&self, metadata: &MetadataMap, request: DeleteVolumeRequest) -> Result<()> {
+    async fn delete(&self, deadline: Deadline, request: DeleteVolumeRequest) -> Result<()> {
         // An id that is no URL names no volume: there is nothing to delete.
         let Some(url) = self.prefixes.to_delete(&request.volume_id)? else { return Ok(()) };
-        let bucket = self.bucket(&url, metadata, credentials(&request.secrets)?);
+        let bucket = self.bucket(&url, deadline, credentials(&request.secrets)?);
         bucket.ask("deleting it", Step::Delete { url: url.clone() }).await.map(drop)
     }
 
     /// The credentials are those of this driver: the call has none.
-    async fn look(&self, metadata: &MetadataMap, id: &str, credentials: Credentials) -> Result<String> {
+    async fn look(&self, deadline: Deadline, id: &str, credentials: Credentials) -> Result<String> {
         let url = self.prefixes.volume(id)?;
-        let bucket = self.bucket(&format!("look {url}"), metadata, credentials);
+        let bucket = self.bucket(&format!("look {url}"), deadline, credentials);
         bucket.ask("looking at it", Step::Look { url: url.clone() }).await?;
         Ok(url)
     }
 
     async fn expand(
         &self,
-        metadata: &MetadataMap,
+        deadline: Deadline,
         request: ControllerExpandVolumeRequest,
     ) -> Result<ControllerExpandVolumeResponse> {
         let url = self.prefixes.volume(&request.volume_id)?;
         let (Some(bytes), limit) = size(request.capacity_range.as_ref())? else {
             return Err(Failure::invalid("capacity_range is missing"));
         };
-        let bucket = self.bucket(&url, metadata, credentials(&request.secrets)?);
+        let bucket = self.bucket(&url, deadline, credentials(&request.secrets)?);
         let answer = bucket.ask("enlarging it", Step::Expand { url: url.clone(), bytes }).await?;
         match answer {
             // The node does it, where the volume is mounted.
@@ -169,20 +178,23 @@ impl ControllerService {
 
     async fn list_some_volumes(
         &self,
-        metadata: &MetadataMap,
+        deadline: Deadline,
         request: ListVolumesRequest,
     ) -> Result<ListVolumesResponse> {
-        let mut page = Page::parse(request.max_entries, &request.starting_token)?;
+        let mut page = Page::parse(request.max_entries, &request.starting_token, self.prefixes.all().len())?;
         let mut entries = Vec::new();
         while let Some(prefix) = self.prefixes.all().get(page.prefix).filter(|_| entries.len() < page.most) {
             let most = page.most - entries.len();
             let step = Step::Volumes { prefix: prefix.clone(), after: page.after.clone(), most };
             // Another bucket's call does not wait for this one's.
-            let bucket = self.bucket(&format!("list {prefix}"), metadata, Credentials::default());
+            let bucket = self.bucket(&format!("list {prefix}"), deadline, Credentials::default());
             let answer = bucket.ask("listing", step).await?;
             let Answer::Volumes { names, next } = answer else { return Err(unexpected(&answer)) };
             entries.extend(names.iter().map(|name| volume_entry(format!("{prefix}/{name}"))));
             page.go_on(next);
+            if deadline.is_half_over() {
+                break;
+            }
         }
         let next_token = page.token(self.prefixes.all().len());
         Ok(ListVolumesResponse { entries, next_token })
@@ -218,21 +230,21 @@ impl Controller for ControllerService {
     }
 
     async fn create_volume(&self, request: Request<CreateVolumeRequest>) -> Answered<CreateVolumeResponse> {
-        let (metadata, _, request) = request.into_parts();
-        let volume = self.create(&metadata, request).await;
+        let (deadline, request) = (Deadline::of(request.metadata()), request.into_inner());
+        let volume = self.create(deadline, request).await;
         answered(volume.map(|volume| CreateVolumeResponse { volume: Some(volume) }))
     }
 
     async fn delete_volume(&self, request: Request<DeleteVolumeRequest>) -> Answered<DeleteVolumeResponse> {
-        let (metadata, _, request) = request.into_parts();
-        answered(self.delete(&metadata, request).await.map(|()| DeleteVolumeResponse {}))
+        let (deadline, request) = (Deadline::of(request.metadata()), request.into_inner());
+        answered(self.delete(deadline, request).await.map(|()| DeleteVolumeResponse {}))
     }
 
     async fn validate_volume_capabilities(
         &self,
         request: Request<ValidateVolumeCapabilitiesRequest>,
     ) -> Answered<ValidateVolumeCapabilitiesResponse> {
-        let (metadata, _, request) = request.into_parts();
+        let (deadline, request) = (Deadline::of(request.metadata()), request.into_inner());
         let validated = async {
             check_id(&request.volume_id)?;
             let possible = Access::parse_all(&request.volume_capabilities);
@@ -240,7 +252,7 @@ impl Controller for ControllerService {
                 return possible.map(|_| ValidateVolumeCapabilitiesResponse::default());
             }
             let credentials = credentials(&request.secrets)?;
-            self.look(&metadata, &request.volume_id, credentials).await?;
+            self.look(deadline, &request.volume_id, credentials).await?;
             Ok(match possible.and_then(|_| Self::check_parameters(&request.parameters)) {
                 Ok(()) => ValidateVolumeCapabilitiesResponse {
                     confirmed: Some(Confirmed {
@@ -261,16 +273,16 @@ impl Controller for ControllerService {
     }
 
     async fn list_volumes(&self, request: Request<ListVolumesRequest>) -> Answered<ListVolumesResponse> {
-        let (metadata, _, request) = request.into_parts();
-        answered(self.list_some_volumes(&metadata, request).await)
+        let (deadline, request) = (Deadline::of(request.metadata()), request.into_inner());
+        answered(self.list_some_volumes(deadline, request).await)
     }
 
     async fn controller_get_volume(
         &self,
         request: Request<ControllerGetVolumeRequest>,
     ) -> Answered<ControllerGetVolumeResponse> {
-        let (metadata, _, request) = request.into_parts();
-        let url = self.look(&metadata, &request.volume_id, Credentials::default()).await;
+        let (deadline, request) = (Deadline::of(request.metadata()), request.into_inner());
+        let url = self.look(deadline, &request.volume_id, Credentials::default()).await;
         answered(url.map(|volume_id| ControllerGetVolumeResponse {
             volume: Some(v1::Volume { volume_id, ..Default::default() }),
             status: Some(controller_get_volume_response::VolumeStatus::default()),
@@ -281,16 +293,16 @@ impl Controller for ControllerService {
         &self,
         request: Request<ControllerExpandVolumeRequest>,
     ) -> Answered<ControllerExpandVolumeResponse> {
-        let (metadata, _, request) = request.into_parts();
-        answered(self.expand(&metadata, request).await)
+        let (deadline, request) = (Deadline::of(request.metadata()), request.into_inner());
+        answered(self.expand(deadline, request).await)
     }
 
     async fn create_snapshot(
         &self,
         request: Request<CreateSnapshotRequest>,
     ) -> Answered<CreateSnapshotResponse> {
-        let (metadata, _, request) = request.into_parts();
-        let made = self.create_one_snapshot(&metadata, request).await;
+        let (deadline, request) = (Deadline::of(request.metadata()), request.into_inner());
+        let made = self.create_one_snapshot(deadline, request).await;
         answered(made.map(|snapshot| CreateSnapshotResponse { snapshot: Some(snapshot) }))
     }
 
@@ -298,8 +310,8 @@ impl Controller for ControllerService {
         &self,
         request: Request<DeleteSnapshotRequest>,
     ) -> Answered<DeleteSnapshotResponse> {
-        let (metadata, _, request) = request.into_parts();
-        let deleted = self.delete_one_snapshot(&metadata, request).await;
+        let (deadline, request) = (Deadline::of(request.metadata()), request.into_inner());
+        let deleted = self.delete_one_snapshot(deadline, request).await;
         answered(deleted.map(|()| DeleteSnapshotResponse {}))
     }
 
@@ -307,13 +319,13 @@ impl Controller for ControllerService {
         &self,
         request: Request<ListSnapshotsRequest>,
     ) -> Answered<ListSnapshotsResponse> {
-        let (metadata, _, request) = request.into_parts();
-        answered(self.list_some_snapshots(&metadata, request).await)
+        let (deadline, request) = (Deadline::of(request.metadata()), request.into_inner());
+        answered(self.list_some_snapshots(deadline, request).await)
     }
 
     async fn get_snapshot(&self, request: Request<GetSnapshotRequest>) -> Answered<GetSnapshotResponse> {
-        let (metadata, _, request) = request.into_parts();
-        let found = self.get_one_snapshot(&metadata, request).await;
+        let (deadline, request) = (Deadline::of(request.metadata()), request.into_inner());
+        let found = self.get_one_snapshot(deadline, request).await;
         answered(found.map(|snapshot| GetSnapshotResponse { snapshot: Some(snapshot) }))
     }
 }

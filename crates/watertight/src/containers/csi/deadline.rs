@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use csi_proto::tonic::metadata::MetadataMap;
+use tokio::time::Instant;
 
 /// Where a caller names no deadline, as Kubernetes' sidecars do by default for some calls, and at
 /// most.
@@ -14,6 +15,35 @@ const ON_ITS_WAY: Duration = Duration::from_millis(250);
 pub(super) fn patience(metadata: &MetadataMap) -> Duration {
     let given = metadata.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(parse);
     given.map_or(LONGEST, |given| given.saturating_sub(ON_ITS_WAY.min(given / 4)).min(LONGEST))
+}
+
+/// When a call is to be answered, however many steps it takes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Deadline {
+    begun: Instant,
+    until: Instant,
+}
+
+impl Deadline {
+    /// That of a call that comes now.
+    pub(super) fn of(metadata: &MetadataMap) -> Self {
+        Self::within(patience(metadata))
+    }
+
+    pub(super) fn within(patience: Duration) -> Self {
+        let begun = Instant::now();
+        Self { begun, until: begun + patience }
+    }
+
+    /// What is left for its next step.
+    pub(super) fn left(self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    /// Whether a list ends its page here, rather than begin a step that may come too late.
+    pub(super) fn is_half_over(self) -> bool {
+        self.begun.elapsed() >= self.left()
+    }
 }
 
 /// A number of at most eight digits, and its unit.
@@ -53,5 +83,13 @@ mod tests {
             assert_eq!(of(endless), LONGEST, "{endless}");
         }
         assert_eq!(patience(&MetadataMap::new()), LONGEST);
+    }
+
+    #[test]
+    fn the_steps_of_a_call_share_its_time() {
+        let deadline = Deadline::within(Duration::from_secs(60));
+        assert!(!deadline.is_half_over() && deadline.left() > Duration::from_secs(30));
+        let over = Deadline::within(Duration::ZERO);
+        assert!(over.is_half_over() && over.left().is_zero());
     }
 }

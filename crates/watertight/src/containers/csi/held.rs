@@ -6,23 +6,69 @@
 //!
 //! The turns (module `locks`) order the calls of one driver; so only processes of an earlier one can
 //! have the lock, and nobody waits for it: the orchestrator asks again. It is taken last.
+//!
+//! An unmount's process has it in the same way, and leaves in the file how the volume ended, where
+//! data was lost: a driver that comes after a killed one finds the true outcome.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use csi_proto::tonic::Code;
 use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
 
 use super::failure::{Failure, Result};
-use crate::term::shown::Show as _;
+use crate::term::shown::{Show as _, exact};
+
+/// Bytes of a note.
+const NOTE_BYTES_MAX: usize = 32 << 10;
+
+/// What is known of a path, in the file of its lock.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Note {
+    /// The path: another one may have the same lock.
+    path: String,
+    /// Whether a volume was mounted there, and not unmounted by this driver since.
+    pub(super) staged: bool,
+    /// Whether the volume was mounted with the driver's own keys, and needs none of a call.
+    pub(super) own_keys: bool,
+    /// What was lost when it ended, if no caller has been told yet.
+    pub(super) lost: Option<String>,
+}
+
+impl Note {
+    pub(super) fn new(path: &Path, own_keys: bool) -> Self {
+        Self { path: exact(path), staged: false, own_keys, lost: None }
+    }
+
+    /// Reads what a lock's file has on this path; one that is damaged has nothing.
+    pub(super) fn read(file: &File, path: &Path) -> Self {
+        let mut bytes = vec![0; NOTE_BYTES_MAX];
+        let note =
+            file.read_at(&mut bytes, 0).ok().and_then(|len| serde_json::from_slice(&bytes[..len]).ok());
+        note.filter(|note: &Self| note.path == exact(path)).unwrap_or_else(|| Self::new(path, false))
+    }
+
+    /// Writes it there.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn write(&self, file: &File) -> io::Result<()> {
+        let bytes = serde_json::to_vec(self)?;
+        file.write_all_at(&bytes, 0)?;
+        file.set_len(bytes.len() as u64)
+    }
+}
 
 /// The lock, until it and all of its descriptors are closed.
 #[derive(Debug)]
 pub(super) struct Held {
     file: File,
     path: PathBuf,
+    /// The path that it is the lock of.
+    what: PathBuf,
 }
 
 impl Held {
@@ -32,7 +78,7 @@ impl Held {
     /// `Aborted`: a process of an earlier driver has it.
     pub(super) fn take(file: PathBuf, what: &Path) -> Result<Self> {
         let late = || {
-            let why = "a mount that an earlier process of the driver began is not done yet; ask again";
+            let why = "what an earlier process of the driver began there is not done yet; ask again";
             Failure::new(Code::Aborted, format!("{}: {why}", what.shown()))
         };
         let failed = |error: io::Error| Failure::internal(format!("cannot lock {}: {error}", file.shown()));
@@ -49,7 +95,43 @@ impl Held {
         if opened.metadata().map_err(failed)?.nlink() == 0 {
             return Err(late());
         }
-        Ok(Self { file: opened, path: file })
+        Ok(Self { file: opened, path: file, what: what.to_owned() })
+    }
+
+    /// What is known of the path.
+    pub(super) fn note(&self) -> Note {
+        Note::read(&self.file, &self.what)
+    }
+
+    /// Keeps with whose keys a volume is to be mounted, before that begins.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn begin(&self, own_keys: bool) -> Result<()> {
+        let note = self.note();
+        if let Some(lost) = &note.lost {
+            tracing::warn!(path = %self.what.shown().exact(), lost, "a loss that nobody was told of");
+        }
+        self.write(&Note { own_keys, lost: None, ..note })
+    }
+
+    /// Keeps that it is mounted.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn mounted(&self) -> Result<()> {
+        self.write(&Note { staged: true, ..self.note() })
+    }
+
+    fn write(&self, note: &Note) -> Result<()> {
+        note.write(&self.file)
+            .map_err(|error| Failure::internal(format!("cannot write {}: {error}", self.path.shown())))
+    }
+
+    /// A caller was told what was lost.
+    pub(super) fn told(&self) {
+        // Else it is told again.
+        let _told_again = self.write(&Note { lost: None, staged: false, ..self.note() });
     }
 
     /// A descriptor for a process that is to have the lock as well.
@@ -91,5 +173,26 @@ mod tests {
         let freed = std::iter::repeat_with(take).find_map(std::result::Result::ok);
         freed.unwrap().remove();
         assert!(!file.exists());
+    }
+
+    #[test]
+    fn a_note_is_of_its_path_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let take = |what: &str| Held::take(dir.path().join("lock"), Path::new(what)).unwrap();
+        let held = take("/a");
+        assert_eq!(held.note(), Note::new(Path::new("/a"), false));
+        held.begin(true).unwrap();
+        assert!(!held.note().staged);
+        held.mounted().unwrap();
+        assert!(held.note().staged && held.note().own_keys);
+        let lost = Note { lost: Some("a".repeat(10_000)), ..held.note() };
+        lost.write(&held.file).unwrap();
+        assert_eq!(held.note(), lost);
+        held.told();
+        assert_eq!(held.note(), Note::new(Path::new("/a"), true));
+        drop(held);
+        assert!(!take("/b").note().own_keys);
+        fs::write(dir.path().join("lock"), "{").unwrap();
+        assert_eq!(take("/a").note(), Note::new(Path::new("/a"), false));
     }
 }

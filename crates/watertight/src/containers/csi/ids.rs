@@ -207,6 +207,30 @@ impl SnapshotId {
         Failure::not_found(format!("there is no snapshot {id:?}: its id is URL@NAME"))
     }
 
+    /// As [`parse`](Self::parse), for a deletion; none: the id names nothing of any bucket.
+    ///
+    /// # Errors
+    /// `FailedPrecondition`: it names a snapshot that is not this driver's to delete.
+    pub(super) fn to_delete(id: &str, prefixes: &Prefixes) -> Result<Option<Self>> {
+        if id.len() > ID_BYTES_MAX + SNAPSHOT_BYTES_MAX || id.chars().any(char::is_control) {
+            return Err(Failure::invalid("the snapshot's id is too long, or has a control character"));
+        }
+        let Some((volume, name)) = id.rsplit_once('@') else {
+            return if object_volumes::looks_like(id) { Err(Self::refused(id)) } else { Ok(None) };
+        };
+        match prefixes.to_delete(volume)? {
+            None => Ok(None),
+            Some(volume) if Self::check_name(name).is_ok() => {
+                Ok(Some(Self { volume, name: name.to_owned() }))
+            }
+            Some(_) => Err(Self::refused(id)),
+        }
+    }
+
+    fn refused(id: &str) -> Failure {
+        Failure::not_ready(format!("{id:?}: it is no snapshot that this driver has made: its id is URL@NAME"))
+    }
+
     /// Parses an id; none: it names nothing that this driver has made.
     pub(super) fn parse(id: &str, prefixes: &Prefixes) -> Option<Self> {
         let (volume, name) = id.rsplit_once('@')?;

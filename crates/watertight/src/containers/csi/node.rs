@@ -18,7 +18,8 @@ use super::deadline::patience;
 use super::failure::{Answered, Failure, Result, answered};
 use super::ids::check_id;
 use super::locks::Locks;
-use super::staged::Host;
+use super::pod_limits::PodLimits;
+use super::staged::{Host, Shown};
 use crate::term::shown::exact;
 
 /// What a pod's own volume says of itself.
@@ -72,20 +73,24 @@ impl NodeService {
         check_id(&request.volume_id)?;
         let path = self.host.path("staging_target_path", &request.staging_target_path)?;
         let (host, key) = (Arc::clone(&self.host), staging_key(&path));
-        let work = move || host.unstage(&request.volume_id, &path);
-        self.locks.call(&key, "unmounting it", patience, work).await
+        let at = path.clone();
+        let work = move || host.unstage(&request.volume_id, &at);
+        let done = self.locks.call(&key, "unmounting it", patience, work).await;
+        self.note_told(&done, path).await;
+        done
     }
 
     async fn publish(&self, patience: Duration, request: NodePublishVolumeRequest) -> Result<()> {
         check_id(&request.volume_id)?;
         let target = self.host.path("target_path", &request.target_path)?;
         let access = Access::parse(request.volume_capability.as_ref())?;
-        let read_only = request.readonly || access.read_only;
+        let limits = PodLimits::parse(&request.volume_context)?;
+        let shown = Shown { read_only: request.readonly || access.read_only, limits };
         let (host, of_target) = (Arc::clone(&self.host), target_key(&target));
         if request.volume_context.get(EPHEMERAL).is_some_and(|value| value == "true") {
             let source = host.source(&request.volume_id, &request.volume_context)?;
             let key = staging_key(&host.base(&source)?);
-            let work = move || host.publish_ephemeral(&source, &access, &target, read_only);
+            let work = move || host.publish_ephemeral(&source, &access, &target, &shown);
             let turn = self.locks.take(&of_target, "mounting it", patience).await?;
             return self.locks.call_too(turn, &key, work).await;
         }
@@ -94,8 +99,9 @@ impl NodeService {
         }
         let staged = host.path("staging_target_path", &request.staging_target_path)?;
         let source = self.host.source(&request.volume_id, &request.volume_context)?;
+        let credentials = credentials(&request.secrets)?;
         let key = staging_key(&staged);
-        let work = move || host.publish(&source, &staged, &target, read_only);
+        let work = move || host.publish(&source, &access, (&staged, &target), &shown, credentials);
         let turn = self.locks.take(&of_target, "mounting it", patience).await?;
         self.locks.call_too(turn, &key, work).await
     }
@@ -112,12 +118,22 @@ impl NodeService {
             let work = move || host.unpublish(&request.volume_id, &target);
             return self.locks.call_too(turn, &key, work).await;
         };
-        let key = staging_key(&base);
+        let (key, at) = (staging_key(&base), base.clone());
         let work = move || {
             host.unpublish(&request.volume_id, &target)?;
-            host.release(&base)
+            host.release(&at)
         };
-        self.locks.call_too(turn, &key, work).await
+        let done = self.locks.call_too(turn, &key, work).await;
+        self.note_told(&done, base).await;
+        done
+    }
+
+    /// What was lost is told once to a caller that waits for it, whichever driver unmounted.
+    async fn note_told(&self, done: &Result<()>, path: PathBuf) {
+        if done.as_ref().is_err_and(|failure| failure.code == Code::DataLoss) {
+            let host = Arc::clone(&self.host);
+            let _told_again = tokio::task::spawn_blocking(move || host.told(&path)).await;
+        }
     }
 
     /// The path of a volume that a call asks about, which need not be below the root.

@@ -10,6 +10,8 @@ use super::step::Snapshot;
 const ENTRIES_MAX: usize = 500;
 /// Bytes of a token.
 const TOKEN_BYTES_MAX: usize = 4 << 10;
+/// Snapshots in earlier pages of the volumes that a page begins with: more than can be.
+const SKIP_MAX: usize = 1 << 30;
 
 /// A page that is being filled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,11 +27,11 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// The page that a caller asks for.
+    /// The page that a caller asks for, of a driver with so many prefixes.
     ///
     /// # Errors
     /// `ABORTED`: this is no token of ours.
-    pub(super) fn parse(most: i32, token: &str) -> Result<Self> {
+    pub(super) fn parse(most: i32, token: &str, prefixes: usize) -> Result<Self> {
         let most = usize::try_from(most).map_err(|_| Failure::invalid("max_entries is negative"))?;
         let most = if most == 0 { ENTRIES_MAX } else { most.min(ENTRIES_MAX) };
         let first = Self { prefix: 0, after: None, skip: 0, most };
@@ -41,7 +43,11 @@ impl Page {
             return Err(wrong());
         }
         let page: Self = serde_json::from_str(token).map_err(|_| wrong())?;
-        if page.after.as_deref().is_some_and(|after| after.contains('/')) {
+        let is_name = |after: &str| !after.is_empty() && !after.contains('/');
+        if page.after.as_deref().is_some_and(|after| !is_name(after))
+            || page.prefix >= prefixes.max(1)
+            || page.skip > SKIP_MAX
+        {
             return Err(wrong());
         }
         Ok(Self { most, ..page })
@@ -52,17 +58,18 @@ impl Page {
         self.skip = 0;
         match next {
             Some(_) => self.after = next,
-            None => (self.prefix, self.after) = (self.prefix + 1, None),
+            None => (self.prefix, self.after) = (self.prefix.saturating_add(1), None),
         }
     }
 
     /// Takes snapshots as far as the page has room, and notes where the next begins.
     pub(super) fn take(&mut self, all: Vec<Snapshot>, next: Option<String>, into: &mut Vec<Snapshot>) {
         let count = all.len();
-        let room = self.most - into.len();
+        let room = self.most.saturating_sub(into.len());
+        let end = self.skip.saturating_add(room);
         into.extend(all.into_iter().skip(self.skip).take(room));
-        if count > self.skip + room {
-            self.skip += room;
+        if count > end {
+            self.skip = end;
         } else {
             self.go_on(next);
         }
@@ -92,7 +99,7 @@ mod tests {
     fn pages_have_everything_once() {
         let (mut token, mut seen) = (String::new(), Vec::new());
         for _ in 0..3 {
-            let mut page = Page::parse(2, &token).unwrap();
+            let mut page = Page::parse(2, &token, 1).unwrap();
             let mut found = Vec::new();
             while page.prefix < 1 && found.len() < page.most {
                 page.take(snapshots(5), None, &mut found);
@@ -105,10 +112,22 @@ mod tests {
 
     #[test]
     fn a_token_of_somebody_else_s_is_refused() {
-        for token in ["1", "none", "{}", r#"{"prefix":0,"after":"a/../b","skip":0}"#, &"a".repeat(5000)] {
-            assert_eq!(Page::parse(0, token).unwrap_err().code, Code::Aborted, "{token}");
+        for token in [
+            "1",
+            "none",
+            "{}",
+            r#"{"prefix":0,"after":"a/../b","skip":0}"#,
+            r#"{"prefix":0,"after":"","skip":0}"#,
+            r#"{"prefix":2,"after":null,"skip":0}"#,
+            r#"{"prefix":18446744073709551615,"after":null,"skip":0}"#,
+            r#"{"prefix":0,"after":null,"skip":18446744073709551615}"#,
+            r#"{"prefix":-1,"after":null,"skip":0}"#,
+            &"a".repeat(5000),
+        ] {
+            assert_eq!(Page::parse(0, token, 2).unwrap_err().code, Code::Aborted, "{token}");
         }
-        assert_eq!(Page::parse(-1, "").unwrap_err().code, Code::InvalidArgument);
-        assert_eq!(Page::parse(i32::MAX, "").unwrap().most, ENTRIES_MAX);
+        assert_eq!(Page::parse(-1, "", 1).unwrap_err().code, Code::InvalidArgument);
+        assert_eq!(Page::parse(i32::MAX, "", 0).unwrap().most, ENTRIES_MAX);
+        assert_eq!(Page::parse(1, r#"{"prefix":1,"after":"a","skip":3}"#, 2).unwrap().skip, 3);
     }
 }

@@ -1,7 +1,6 @@
 //! Snapshots that the controller makes, finds and deletes.
 
 use csi_proto::tonic::Code;
-use csi_proto::tonic::metadata::MetadataMap;
 use csi_proto::v1::list_snapshots_response::Entry;
 use csi_proto::v1::{
     self, CreateSnapshotRequest, DeleteSnapshotRequest, GetSnapshotRequest, ListSnapshotsRequest,
@@ -10,6 +9,7 @@ use csi_proto::v1::{
 
 use super::bucket::{Bucket, unexpected};
 use super::controller::{ControllerService, OF_SIDECARS, credentials, signed};
+use super::deadline::Deadline;
 use super::failure::{Failure, Result};
 use super::ids::SnapshotId;
 use super::pages::Page;
@@ -19,7 +19,7 @@ use super::time::timestamp;
 impl ControllerService {
     pub(super) async fn create_one_snapshot(
         &self,
-        metadata: &MetadataMap,
+        deadline: Deadline,
         request: CreateSnapshotRequest,
     ) -> Result<v1::Snapshot> {
         let name = SnapshotId::new_name(&request.name)?;
@@ -27,7 +27,7 @@ impl ControllerService {
             return Err(Failure::invalid(format!("a class of snapshots has no parameter {key:?}")));
         }
         let url = self.prefixes.volume(&request.source_volume_id)?;
-        let bucket = self.bucket(&url, metadata, credentials(&request.secrets)?);
+        let bucket = self.bucket(&url, deadline, credentials(&request.secrets)?);
         if let Some(elsewhere) = self.snapshot_elsewhere(&bucket, &url, &name).await? {
             let code = Code::AlreadyExists;
             return Err(Failure::new(code, format!("there is a snapshot {name} of {elsewhere}")));
@@ -58,25 +58,26 @@ impl ControllerService {
 
     pub(super) async fn delete_one_snapshot(
         &self,
-        metadata: &MetadataMap,
+        deadline: Deadline,
         request: DeleteSnapshotRequest,
     ) -> Result<()> {
         if request.snapshot_id.is_empty() {
             return Err(Failure::invalid("the snapshot's id is missing"));
         }
-        let Some(id) = SnapshotId::parse(&request.snapshot_id, &self.prefixes) else { return Ok(()) };
-        let bucket = self.bucket(&id.volume.clone(), metadata, credentials(&request.secrets)?);
+        // An id that names nothing of any bucket: there is nothing to delete.
+        let Some(id) = SnapshotId::to_delete(&request.snapshot_id, &self.prefixes)? else { return Ok(()) };
+        let bucket = self.bucket(&id.volume.clone(), deadline, credentials(&request.secrets)?);
         bucket.delete_snapshot(id).await
     }
 
     pub(super) async fn list_some_snapshots(
         &self,
-        metadata: &MetadataMap,
+        deadline: Deadline,
         request: ListSnapshotsRequest,
     ) -> Result<ListSnapshotsResponse> {
-        let mut page = Page::parse(request.max_entries, &request.starting_token)?;
+        let mut page = Page::parse(request.max_entries, &request.starting_token, self.prefixes.all().len())?;
         let credentials = credentials(&request.secrets)?;
-        let list = |of: &str| self.bucket(&format!("list {of}"), metadata, credentials.clone());
+        let list = |of: &str| self.bucket(&format!("list {of}"), deadline, credentials.clone());
         let none = || Ok(ListSnapshotsResponse::default());
         let (volume, name) = if request.snapshot_id.is_empty() {
             (request.source_volume_id.clone(), None)
@@ -92,6 +93,9 @@ impl ControllerService {
                 let answer = list(prefix).ask("listing", step).await?;
                 let Answer::Snapshots { all, next } = answer else { return Err(unexpected(&answer)) };
                 page.take(all, next, &mut found);
+                if deadline.is_half_over() {
+                    break;
+                }
             }
             let next_token = page.token(self.prefixes.all().len());
             return Ok(ListSnapshotsResponse { entries: entries(found), next_token });
@@ -111,7 +115,7 @@ impl ControllerService {
 
     pub(super) async fn get_one_snapshot(
         &self,
-        metadata: &MetadataMap,
+        deadline: Deadline,
         request: GetSnapshotRequest,
     ) -> Result<v1::Snapshot> {
         if request.snapshot_id.is_empty() {
@@ -120,7 +124,7 @@ impl ControllerService {
         let missing = || SnapshotId::missing(&request.snapshot_id);
         let id = SnapshotId::parse(&request.snapshot_id, &self.prefixes).ok_or_else(missing)?;
         let key = format!("list {}", id.volume);
-        let bucket = self.bucket(&key, metadata, credentials(&request.secrets)?);
+        let bucket = self.bucket(&key, deadline, credentials(&request.secrets)?);
         let answer = bucket.ask("listing", Step::Snapshots { url: id.volume }).await?;
         let Answer::Snapshots { all, .. } = answer else { return Err(unexpected(&answer)) };
         all.into_iter().find(|one| one.name == id.name).map(snapshot).ok_or_else(missing)

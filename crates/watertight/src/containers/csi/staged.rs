@@ -5,25 +5,29 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use csi_proto::tonic::Code;
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2, statvfs};
+use rustix::fs::statvfs;
 
+use super::allowed::NodeOptions;
 use super::bind;
 use super::capability::Access;
 use super::failure::{Failure, Result};
 use super::held::Held;
 use super::ids::{Prefixes, digest, host_path, url_of};
-use crate::cli::opts::{self, MountOptions};
+use super::place::Place;
+use super::pod_limits::{POD_LIMITS, PodLimits};
+use crate::cli::opts;
 use crate::containers::credentials::Credentials;
 use crate::containers::mounts::{self, Mounted};
 use crate::containers::program::{self, Launch};
 use crate::host::checks;
 use crate::host::mountinfo::{Device, Mount, MountTable, is_ours};
+use crate::host::unmount;
 use crate::registry::target::{self, RegisteredVolume, Target};
 use crate::term::shown::{Show as _, exact};
 
@@ -45,6 +49,8 @@ pub(super) struct Host {
     pub(super) prefixes: Prefixes,
     /// The directories of this host below which volumes may be.
     pub(super) directories: Vec<PathBuf>,
+    /// What mounts may use of this host.
+    pub(super) options: NodeOptions,
     pub(super) logs: PathBuf,
     /// Where the directories of ephemeral volumes are mounted.
     pub(super) bases: PathBuf,
@@ -63,6 +69,24 @@ pub(super) enum Source {
     Directory(PathBuf),
 }
 
+/// How a volume is shown to a pod.
+#[derive(Debug, Clone)]
+pub(super) struct Shown {
+    pub(super) read_only: bool,
+    pub(super) limits: Option<PodLimits>,
+}
+
+impl Shown {
+    /// Shows it, with the pod's limits set before.
+    fn show(&self, mount: &Mount, volume: &RegisteredVolume, place: &Place) -> Result<()> {
+        if let Some(limits) = &self.limits {
+            let client = volume.client().map_err(|problem| Failure::not_ready(problem.to_string()))?;
+            limits.apply(client)?;
+        }
+        bind::show(mount, place, self.read_only)
+    }
+}
+
 impl Host {
     /// A path that a call names: as the kernel's table would have it.
     ///
@@ -75,30 +99,14 @@ impl Host {
         Ok(real.join(rest))
     }
 
-    /// Checks that no link leads elsewhere on the way to the path, and that its directory is there.
-    fn check_way(&self, path: &Path) -> Result<()> {
-        let root = &self.root.1;
-        let parent = path.parent().and_then(|parent| parent.strip_prefix(root).ok()).unwrap_or(Path::new(""));
-        if parent.as_os_str().is_empty() {
-            return Ok(());
-        }
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let opened = openat(CWD, root, flags, Mode::empty())
-            .and_then(|root| openat2(root, parent, flags, Mode::empty(), resolve));
-        opened.map(drop).map_err(|error| {
-            Failure::not_ready(format!("{}: its directory cannot be used: {error}", path.shown()))
-        })
-    }
-
-    /// As [`check_way`](Self::check_way), and that the path is no link either. What is mounted there
-    /// is not looked at.
-    fn check_place(&self, path: &Path) -> Result<()> {
-        self.check_way(path)?;
-        if MountTable::read().at(path).is_none() && fs::read_link(path).is_ok() {
+    /// Where a path leads now: no link is on its way, and it is none. What is mounted there is not
+    /// looked at.
+    fn place(&self, path: &Path) -> Result<Place> {
+        let place = Place::open(&self.root.1, path)?;
+        if MountTable::read().at(path).is_none() && place.is_link() {
             return Err(Failure::not_ready(format!("{}: it is a symbolic link", path.shown())));
         }
-        Ok(())
+        Ok(place)
     }
 
     /// What a volume rests on, by its id and its attributes.
@@ -106,12 +114,16 @@ impl Host {
     /// # Errors
     /// It is no volume of this driver's.
     pub(super) fn source(&self, id: &str, attributes: &HashMap<String, String>) -> Result<Source> {
-        let is_known =
-            |key: &str| ATTRIBUTES.contains(&key) || OF_SIDECARS.iter().any(|prefix| key.starts_with(prefix));
+        let is_known = |key: &str| {
+            ATTRIBUTES.contains(&key)
+                || POD_LIMITS.contains(&key)
+                || OF_SIDECARS.iter().any(|prefix| key.starts_with(prefix))
+        };
         if let Some(key) = attributes.keys().find(|key| !is_known(key)) {
             return Err(Failure::invalid(format!(
-                "there is no attribute {key:?}; there are: {}",
-                ATTRIBUTES.join(", ")
+                "there is no attribute {key:?}; there are: {}, {}",
+                ATTRIBUTES.join(", "),
+                POD_LIMITS.join(", ")
             )));
         }
         match (attributes.get("type").map(String::as_str), attributes.get("path")) {
@@ -173,8 +185,13 @@ impl Host {
         path: &Path,
         credentials: Credentials,
     ) -> Result<()> {
-        self.check_place(path)?;
-        self.mount(source, access, path, credentials)
+        let place = self.place(path)?;
+        if MountTable::read().at(path).is_none() {
+            // The mount's process follows no link to it either.
+            let made = place.make_dir();
+            made.map_err(|error| Failure::not_ready(format!("{}: {error}", path.shown())))?;
+        }
+        self.mount(&self.held(path)?, source, access, path, credentials)
     }
 
     /// The lock of a staging path or a base.
@@ -182,21 +199,28 @@ impl Host {
         Held::take(self.held.join(format!("{:016x}", name_of(path))), path)
     }
 
-    fn mount(&self, source: &Source, access: &Access, path: &Path, credentials: Credentials) -> Result<()> {
+    fn mount(
+        &self,
+        held: &Held,
+        source: &Source,
+        access: &Access,
+        path: &Path,
+        credentials: Credentials,
+    ) -> Result<()> {
         let spec = self.spec(source)?;
-        let options = access.options(matches!(source, Source::Url(_)));
-        MountOptions::parse(&options)
-            .and_then(|_| opts::fit(&options, &spec))
-            .map_err(|problem| Failure::invalid(format!("mountOptions: {problem}")))?;
-        let held = self.held(path)?;
+        let options = access.options(matches!(source, Source::Url(_)), &self.options)?;
+        opts::fit(&options, &spec).map_err(|problem| Failure::invalid(format!("mountOptions: {problem}")))?;
         if let Mounted::Running(mount, volume) = Mounted::at(path).map_err(Failure::not_ready)? {
             check_own(&volume, path)?;
             return check_same(&mount, &volume, &spec, access);
         }
         check_alone(path)?;
-        let launch = Launch { credentials, wrapper: self.wrapper.clone(), held: Some(held.share()?) };
+        held.begin(credentials == Credentials::default())?;
+        let (wrapper, lock) = (self.wrapper.clone(), Some(held.share()?));
+        let launch = Launch { credentials, wrapper, held: lock, real_path: true };
         let log = self.logs.join(format!("{:016x}.log", name_of(path)));
-        mounts::mount(&launch, &spec, &options.join(","), path, &log).map_err(Failure::not_ready)
+        mounts::mount(&launch, &spec, &options.join(","), path, &log).map_err(Failure::not_ready)?;
+        held.mounted()
     }
 
     /// Unmounts the volume of this id at its staging path.
@@ -205,25 +229,41 @@ impl Host {
     /// Another volume is there; as [`unmount`](Self::unmount).
     pub(super) fn unstage(&self, id: &str, path: &Path) -> Result<()> {
         let held = self.held(path)?;
+        check_told(&held)?;
         if !is_gone(path) {
-            self.check_place(path)?;
+            let _looked_at = self.place(path)?;
             check_id_at(id, path)?;
-            Self::unmount(path)?;
+            self.unmount(&held, path)?;
         }
         held.remove();
         Ok(())
     }
 
-    /// Unmounts what is at a path; returns when its data is on its store and the store is free.
+    /// Unmounts what is at a path; returns when its data is on its store and the store is free. A
+    /// process of its own does it, which goes on without this one.
     ///
     /// # Errors
     /// The volume is mounted elsewhere too, or a process holds it; or it is gone, and what was lost.
-    fn unmount(path: &Path) -> Result<()> {
+    fn unmount(&self, held: &Held, path: &Path) -> Result<()> {
         check_alone(path)?;
-        mounts::unmount(path).map_err(|why| match Mounted::at(path) {
-            Ok(Mounted::No) => Failure::new(Code::DataLoss, why),
-            _ => Failure::not_ready(why),
-        })
+        if matches!(Mounted::at(path), Ok(Mounted::No)) {
+            return Ok(());
+        }
+        let (wrapper, lock) = (self.wrapper.clone(), Some(held.share()?));
+        let launch = Launch { wrapper, held: lock, ..Launch::default() };
+        let arguments = ["csi-unmount".as_ref(), "--".as_ref(), path.as_os_str()];
+        let Err(why) = program::run_as(&launch, &arguments, None) else { return Ok(()) };
+        // It has written down what was lost.
+        check_told(held)?;
+        Err(Failure::not_ready(why))
+    }
+
+    /// The caller of an unmount was told what was lost.
+    pub(super) fn told(&self, path: &Path) {
+        // Else it is told again.
+        if let Ok(held) = self.held(path) {
+            held.told();
+        }
     }
 
     /// Shows a staged volume at a pod's path.
@@ -233,30 +273,63 @@ impl Host {
     pub(super) fn publish(
         &self,
         source: &Source,
-        staged: &Path,
-        target: &Path,
-        read_only: bool,
+        access: &Access,
+        (staged, target): (&Path, &Path),
+        shown: &Shown,
+        credentials: Credentials,
     ) -> Result<()> {
-        self.check_place(target)?;
+        let place = self.place(target)?;
         check_target(target)?;
-        let _held = self.held(staged)?;
-        match Mounted::at(staged).map_err(Failure::not_ready)? {
+        let held = self.held(staged)?;
+        let mut mounted = Mounted::at(staged).map_err(Failure::not_ready)?;
+        // Or an earlier call has taken the dead mount away and could not mount yet.
+        if matches!(mounted, Mounted::Dead) || matches!(mounted, Mounted::No) && held.note().staged {
+            self.stage_again(&held, source, access, staged, credentials)?;
+            mounted = Mounted::at(staged).map_err(Failure::not_ready)?;
+        }
+        match mounted {
             Mounted::Running(mount, volume) => {
                 check_own(&volume, staged)?;
                 let spec = self.spec(source)?;
                 if checks::identity_of(volume.record().source.as_str()) != checks::identity_of(&spec) {
                     return Err(another(&volume, staged));
                 }
-                bind::show(&mount, target, read_only)
+                shown.show(&mount, &volume, &place)
             }
-            Mounted::Dead => Err(Failure::not_ready(format!(
-                "the process that served the volume at {} is gone: it has to be staged again",
-                staged.shown()
-            ))),
+            Mounted::Dead => Err(Failure::not_ready(format!("{}: {}", staged.shown(), death(staged)))),
             Mounted::Leaving(_) | Mounted::No => {
                 Err(Failure::not_ready(format!("no volume is staged at {}", staged.shown())))
             }
         }
+    }
+
+    /// Stages a volume anew whose process is gone: orchestrators do not, while they believe it staged.
+    ///
+    /// # Errors
+    /// It needs keys that this call does not have; why it cannot be mounted.
+    fn stage_again(
+        &self,
+        held: &Held,
+        source: &Source,
+        access: &Access,
+        staged: &Path,
+        credentials: Credentials,
+    ) -> Result<()> {
+        let _looked_at = self.place(staged)?;
+        let at = staged.shown();
+        if MountTable::read().at(staged).is_some() && !unmount::is_dead(staged) {
+            let why = "the process that serves the volume cannot be asked; `watertight status` has more";
+            return Err(Failure::not_ready(format!("{at}: {why}")));
+        }
+        if credentials == Credentials::default() && !held.note().own_keys {
+            return Err(Failure::not_ready(format!(
+                "{at}: {}; it was staged with keys of its class, which publishing does not have: give the class \
+                 csi.storage.k8s.io/node-publish-secret-name as well, or end all of the volume's pods on this node",
+                death(staged)
+            )));
+        }
+        tracing::warn!(volume = %at.exact(), "staged anew: the process that served it is gone");
+        self.mount(held, source, access, staged, credentials)
     }
 
     /// Removes a pod's mount of the volume of this id.
@@ -267,10 +340,10 @@ impl Host {
         if is_gone(target) {
             return Ok(());
         }
-        self.check_place(target)?;
+        let place = self.place(target)?;
         check_target(target)?;
         check_id_at(id, target)?;
-        bind::remove(target)
+        bind::remove(&place)
     }
 
     /// Where the directory of an ephemeral volume is mounted, for all pods that have it.
@@ -293,18 +366,25 @@ impl Host {
         source: &Source,
         access: &Access,
         target: &Path,
-        read_only: bool,
+        shown: &Shown,
     ) -> Result<()> {
-        self.check_place(target)?;
+        let place = self.place(target)?;
         check_target(target)?;
         let base = self.base(source)?;
         // A pod that only reads does not decide for others.
         let access = Access { read_only: false, ..access.clone() };
-        self.mount(source, &access, &base, Credentials::default())?;
+        let held = self.held(&base)?;
+        if let Err(error) = DirBuilder::new().mode(0o700).create(&base)
+            && error.kind() != std::io::ErrorKind::AlreadyExists
+        {
+            return Err(Failure::internal(format!("cannot make the directory {}: {error}", base.shown())));
+        }
+        self.mount(&held, source, &access, &base, Credentials::default())?;
         let shown = match Mounted::at(&base).map_err(Failure::not_ready)? {
-            Mounted::Running(mount, _) => bind::show(&mount, target, read_only),
+            Mounted::Running(mount, volume) => shown.show(&mount, &volume, &place),
             _ => Err(Failure::not_ready(format!("{} is gone again", base.shown()))),
         };
+        drop(held);
         if shown.is_err() {
             // The error is the one that counts; what stays is released when the driver starts.
             let _released = self.release(&base);
@@ -326,13 +406,14 @@ impl Host {
     /// As [`unmount`](Self::unmount).
     pub(super) fn release(&self, base: &Path) -> Result<()> {
         let held = self.held(base)?;
+        check_told(&held)?;
         let table = MountTable::read();
         if let Some(mount) = table.at(base)
             && table.others(mount).next().is_some()
         {
             return Ok(());
         }
-        Self::unmount(base)?;
+        self.unmount(&held, base)?;
         held.remove();
         match fs::remove_dir(base) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -367,13 +448,11 @@ impl Host {
         let status = mounted.status();
         match (mounted, status) {
             (Mounted::No, _) => Err(Failure::not_found(format!("no volume is mounted at {}", path.shown()))),
-            (Mounted::Dead, _) => Ok(Err(
-                "the process that served the volume is gone; what was fsynced is on the store, and the volume is served \
-                 again when its pods are started anew"
-                    .to_owned(),
-            )),
+            (Mounted::Dead, _) => Ok(Err(death(path))),
             (Mounted::Leaving(_), _) => Ok(Err("the volume is being unmounted".to_owned())),
-            (Mounted::Running(..), None) => Ok(Err("the process that serves the volume does not answer".to_owned())),
+            (Mounted::Running(..), None) => {
+                Ok(Err("the process that serves the volume does not answer".to_owned()))
+            }
             (Mounted::Running(mount, _), Some(status)) => Ok(status.health().map(|()| mount)),
         }
     }
@@ -398,6 +477,24 @@ impl Host {
         ];
         program::run(&arguments, None).map_err(Failure::not_ready)
     }
+}
+
+/// Checks that no loss is left that nobody was told of.
+fn check_told(held: &Held) -> Result<()> {
+    held.note().lost.map_or(Ok(()), |lost| Err(Failure::new(Code::DataLoss, lost)))
+}
+
+/// What happened to the volume whose dead mount is at a path, as far as its record says.
+fn death(path: &Path) -> String {
+    let table = MountTable::read();
+    let all = table.at(path).into_iter().flat_map(|mount| table.of_device(Device::of(mount)));
+    let volume = all.filter_map(|mount| target::resolve(mount.mountpoint.as_os_str()).volume);
+    let died = volume.filter(|volume| !volume.is_running()).map(|volume| volume.died().to_string()).next();
+    format!(
+        "the process that served the volume is gone{}; what was fsynced is on the store, and the volume is served again \
+         when its pods' containers are started anew",
+        died.map_or_else(String::new, |died| format!(" ({died})"))
+    )
 }
 
 /// Whether there is no directory that the path could be in: what is not there needs no removal.

@@ -75,7 +75,8 @@ fn in_longer_and_longer(is_done: impl Fn(Duration) -> bool) {
 
 fn one(pid: u32) -> Holders {
     let (how, file) = (HoldKind::OpenFile, "/mnt/x".to_owned());
-    let holder = Holder { pid: Some(pid), name: "sleep".into(), how, file: file.into(), direct: true };
+    let holder =
+        Holder { pid: Some(pid), name: "sleep".into(), how, file: file.into(), direct: true, pod: None };
     Holders { found: vec![holder], ..Holders::default() }
 }
 
@@ -158,6 +159,7 @@ fn lists_for_people_are_short() {
         how: HoldKind::WorkingDirectory,
         file: "/mnt/x".into(),
         direct: true,
+        pod: None,
     };
     let holders = Holders { found: (1..=10).map(holder).collect(), ..Holders::default() };
     let lines = holders.lines();

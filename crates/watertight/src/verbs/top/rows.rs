@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::control::api::{CgroupLimits, State, Status};
 use crate::control::progress::Rate;
 use crate::control::volume_id::VolumeId;
+use crate::host::pods::Pods;
 use crate::registry::survey::Survey;
 use crate::term::shown::Name;
 
@@ -81,6 +82,13 @@ impl Table {
             stalled_ms: status.stalled.as_ref().map_or(0, |stalled| stalled.for_ms),
             failing: status.failing_files,
         });
+        let paths = status.cgroups.iter().map(|cgroup| &cgroup.path);
+        let paths = paths.chain(status.limits.iter().map(|limits| &limits.cgroup));
+        let pods = Pods::of_cgroups(paths.map(Name::as_str));
+        let row = |path: &Name, limits| CgroupRow {
+            path: pods.at(path.as_str()).map_or_else(|| path.to_string(), |pod| pod.to_string()),
+            ..CgroupRow::limited(&status.mountpoint, path, limits)
+        };
         let mut limits: BTreeMap<&Name, &CgroupLimits> =
             status.limits.iter().map(|limits| (&limits.cgroup, limits)).collect();
         self.cgroups.extend(status.cgroups.iter().map(|cgroup| {
@@ -90,12 +98,11 @@ impl Table {
                 inodes: cgroup.owned_inodes,
                 dirty: cgroup.to_write_bytes,
                 writeback: cgroup.writeback_bytes,
-                ..CgroupRow::limited(&status.mountpoint, &cgroup.path, own)
+                ..row(&cgroup.path, own)
             }
         }));
         let others = limits.into_iter();
-        self.cgroups
-            .extend(others.map(|(path, limits)| CgroupRow::limited(&status.mountpoint, path, Some(limits))));
+        self.cgroups.extend(others.map(|(path, limits)| row(path, Some(limits))));
     }
 }
 

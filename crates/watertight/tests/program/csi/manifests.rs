@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 use clap::Parser as _;
 use saphyr::{LoadableYamlNode as _, Yaml};
 use serde_json::{Map, Value};
-use watertight::cli::opts::MountOptions;
 use watertight::cli::{Cli, Verb};
-use watertight::containers::csi::{ATTRIBUTES, PARAMETERS, SECRETS};
+use watertight::containers::csi::{ATTRIBUTES, PARAMETERS, POD_LIMITS, SECRETS, check_mount_options};
 
 /// What sidecars and Kubernetes know themselves.
 const OF_SIDECARS: &str = "csi.storage.k8s.io/";
@@ -27,16 +26,24 @@ fn json(yaml: &Yaml) -> Value {
     scalar.unwrap_or_else(|| panic!("{yaml:?} is none of what manifests have"))
 }
 
-/// All objects, each with its file.
-fn manifests() -> Vec<(PathBuf, Value)> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/kubernetes");
-    let files = [dir.clone(), dir.join("examples")];
-    let files = files.iter().flat_map(|dir| fs::read_dir(dir).unwrap()).map(|file| file.unwrap().path());
+pub(super) fn packaging() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/kubernetes")
+}
+
+/// The objects of a file.
+pub(super) fn objects(file: &Path, text: &str) -> Vec<Value> {
+    let all = Yaml::load_from_str(text).unwrap_or_else(|error| panic!("{}: {error}\n{text}", file.display()));
+    // A template may have nothing between two lines of dashes.
+    all.iter().filter(|one| !one.is_null()).map(json).collect()
+}
+
+/// All objects of a directory, each with its file.
+pub(super) fn all_in(dir: &Path) -> Vec<(PathBuf, Value)> {
+    let files = fs::read_dir(dir).unwrap().map(|file| file.unwrap().path());
     let files = files.filter(|file| file.extension().is_some_and(|extension| extension == "yaml"));
     let objects = |file: PathBuf| {
-        let text = fs::read_to_string(&file).unwrap();
-        let all = Yaml::load_from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-        all.iter().map(|one| (file.clone(), json(one))).collect::<Vec<_>>()
+        let all = objects(&file, &fs::read_to_string(&file).unwrap());
+        all.into_iter().map(|one| (file.clone(), one)).collect::<Vec<_>>()
     };
     files.flat_map(objects).collect()
 }
@@ -57,13 +64,14 @@ fn keys(value: &Value) -> Vec<&str> {
     value.as_object().into_iter().flatten().map(|(key, _)| key.as_str()).collect()
 }
 
-fn list(value: &Value) -> Vec<String> {
+pub(super) fn list(value: &Value) -> Vec<String> {
     value.as_array().unwrap().iter().map(|one| one.as_str().unwrap().to_owned()).collect()
 }
 
 #[test]
 fn manifests_say_what_the_driver_takes() {
-    let all = manifests();
+    let mut all = all_in(&packaging());
+    all.extend(all_in(&packaging().join("examples")));
     let name = match Cli::try_parse_from(["watertight", "csi"]).unwrap().verb {
         Verb::Csi(args) => args.driver_name,
         other => panic!("{other:?}"),
@@ -89,16 +97,21 @@ fn manifests_say_what_the_driver_takes() {
         if kind == "StorageClass" {
             classes.insert(object["metadata"]["name"].as_str().unwrap());
             for key in keys(&object["parameters"]) {
-                assert!(PARAMETERS.contains(&key) || key.starts_with(OF_SIDECARS), "{at}: parameter {key}");
+                assert!(
+                    PARAMETERS.contains(&key) || POD_LIMITS.contains(&key) || key.starts_with(OF_SIDECARS),
+                    "{at}: parameter {key}"
+                );
             }
         }
         for attributes in get("volumeAttributes") {
-            keys(attributes).into_iter().for_each(|key| assert!(ATTRIBUTES.contains(&key), "{at}: {key}"));
+            keys(attributes).into_iter().for_each(|key| {
+                assert!(ATTRIBUTES.contains(&key) || POD_LIMITS.contains(&key), "{at}: {key}")
+            });
         }
         for options in get("mountOptions") {
             let mut options = list(options);
             options.push("ro".to_owned());
-            MountOptions::parse(&options).unwrap_or_else(|problem| panic!("{at}: {problem}"));
+            check_mount_options(&options).unwrap_or_else(|problem| panic!("{at}: {problem}"));
         }
         for secret in get("stringData") {
             keys(secret).into_iter().for_each(|key| assert!(SECRETS.contains(&key), "{at}: {key}"));

@@ -10,6 +10,7 @@ use csi_proto::v1::volume_capability::access_mode::Mode;
 use csi_proto::v1::*;
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
+use testing::cgroup::Cgroup;
 
 use super::{Driver, capability, refused};
 use crate::rig::{eventually, is_mounted};
@@ -97,7 +98,10 @@ fn a_serving_process_that_dies_is_told_of_and_staging_heals() {
     assert_eq!(health(), []);
     kill_process(driver.serving("a"), Signal::KILL).unwrap();
     eventually("its health says so", || {
-        health().first().is_some_and(|one| one.message.contains("is gone; what was fsynced is on the store"))
+        let said = |one: &volume_health::VolumeHealthEntry| {
+            one.message.contains("is gone (") && one.message.contains("what was fsynced is on the store")
+        };
+        health().first().is_some_and(said)
     });
     let stats = NodeGetVolumeStatsRequest {
         volume_id: id.clone(),
@@ -105,12 +109,151 @@ fn a_serving_process_that_dies_is_told_of_and_staging_heals() {
         ..Default::default()
     };
     refused(client.node_get_volume_stats(stats), Code::Unavailable, "is gone");
+    // The record says what happened.
+    let message = health()[0].message.clone();
+    assert!(message.contains("died before everything was written"), "{message}");
     // The kernel has taken the process apart in a moment.
     eventually("it is staged", || client.node_stage_volume(driver.stage(&id, "a")).is_ok());
     client.node_publish_volume(driver.publish(&id, "a", "p1")).unwrap();
     assert_eq!(fs::read(&file).unwrap(), b"data");
     assert_eq!(health(), []);
     client.node_unpublish_volume(driver.unpublish(&id, "p1")).unwrap();
+    eventually("it is unstaged", || client.node_unstage_volume(driver.unstage(&id, "a")).is_ok());
+}
+
+#[test]
+fn publishing_serves_a_volume_again_whose_process_died() {
+    let Some(mut driver) = Driver::new() else { return };
+    let _daemon = driver.start();
+    let client = driver.client();
+    let secrets: HashMap<String, String> =
+        [("AWS_ACCESS_KEY_ID", "id-in-a-test"), ("AWS_SECRET_ACCESS_KEY", "key-in-a-test")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into();
+    for (name, own_keys) in [("own", true), ("given", false)] {
+        let id = driver.create(name);
+        let given = if own_keys { HashMap::new() } else { secrets.clone() };
+        let stage = NodeStageVolumeRequest { secrets: given, ..driver.stage(&id, name) };
+        client.node_stage_volume(stage).unwrap();
+        let [old, new] = ["old", "new"].map(|pod| format!("{name}-{pod}"));
+        client.node_publish_volume(driver.publish(&id, name, &old)).unwrap();
+        let file = Path::new(&driver.target(&old)).join("f");
+        fs::write(&file, "data").unwrap();
+        fs::File::open(&file).unwrap().sync_all().unwrap();
+        let killed = driver.serving(name);
+        kill_process(killed, Signal::KILL).unwrap();
+        if !own_keys {
+            // The driver's own keys are not tried on what other keys opened.
+            let mut last = None;
+            eventually("it is refused", || {
+                last = client.node_publish_volume(driver.publish(&id, name, &new)).err();
+                last.as_ref().is_some_and(|why| why.message().contains("node-publish-secret-name"))
+            });
+            assert_eq!(last.unwrap().code(), Code::FailedPrecondition);
+        }
+        // No call stages it, as kubelet believes that it is.
+        let given = if own_keys { HashMap::new() } else { secrets.clone() };
+        let publish = |pod: &str| {
+            let request = driver.publish(&id, name, pod);
+            client.node_publish_volume(NodePublishVolumeRequest { secrets: given.clone(), ..request })
+        };
+        eventually("it is published", || publish(&new).is_ok());
+        assert_ne!(driver.serving(name), killed);
+        // The pod that had it has it again, as kubelet publishes anew for it (requiresRepublish).
+        publish(&old).unwrap();
+        for pod in [&old, &new] {
+            assert_eq!(fs::read(Path::new(&driver.target(pod)).join("f")).unwrap(), b"data");
+            client.node_unpublish_volume(driver.unpublish(&id, pod)).unwrap();
+        }
+        eventually("it is unstaged", || client.node_unstage_volume(driver.unstage(&id, name)).is_ok());
+    }
+}
+
+#[test]
+fn each_pod_has_its_limits_for_as_long_as_it_is_there() {
+    const UID: &str = "0c1b2a3d-4e5f-6789-abcd-ef0123456789";
+    let Some(mut driver) = Driver::new() else { return };
+    let Some(above) = Cgroup::make() else { return };
+    let kubepods = above.child("kubepods");
+    let pod = kubepods.child(&format!("pod{UID}"));
+    let container = pod.child(&"c0".repeat(32));
+    let _daemon = driver.start();
+    let client = driver.client();
+    let of = |pairs: &[(&str, &str)]| -> HashMap<String, String> {
+        pairs.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
+    };
+    let made = client.create(CreateVolumeRequest {
+        parameters: of(&[("pod-write-bps", "256K"), ("pod-sync-isolation", "true")]),
+        ..super::create("a")
+    });
+    let made = made.unwrap();
+    let id = made.volume_id;
+    client
+        .node_stage_volume(NodeStageVolumeRequest {
+            volume_context: made.volume_context.clone(),
+            ..driver.stage(&id, "a")
+        })
+        .unwrap();
+    let publish = |name: &str, uid: &str| {
+        let mut volume_context = made.volume_context.clone();
+        if !uid.is_empty() {
+            volume_context.insert("csi.storage.k8s.io/pod.uid".to_owned(), uid.to_owned());
+        }
+        client.node_publish_volume(NodePublishVolumeRequest {
+            volume_context,
+            ..driver.publish(&id, "a", name)
+        })
+    };
+    refused(publish("p", ""), Code::FailedPrecondition, "podInfoOnMount");
+    refused(publish("p", &UID.replace('0', "1")), Code::Unavailable, "no cgroup of the pod");
+    assert!(!is_mounted(Path::new(&driver.target("p"))));
+    publish("p", UID).unwrap();
+    let limits = || -> Vec<Value> {
+        let out = driver.rig.run(&["limit", "--show", "--json", &driver.staging("a")]).ok().stdout;
+        serde_json::from_str::<Value>(&out).unwrap()["limits"].as_array().unwrap().clone()
+    };
+    let [own] = limits().try_into().unwrap();
+    assert_eq!(own["cgroup"], pod.path().to_str().unwrap());
+    assert_eq!((&own["wbps"], &own["sync_isolation"]), (&(256 << 10).into(), &true.into()), "{own}");
+    // What the pod's container writes takes its time; others' does not.
+    let write = |file: &str| {
+        let file = format!("of={}", Path::new(&driver.target("p")).join(file).display());
+        ["if=/dev/zero".to_owned(), file, "bs=64K".to_owned(), "count=16".to_owned(), "conv=fsync".to_owned()]
+    };
+    let begun = Instant::now();
+    container.run("dd", &write("limited"));
+    let limited = begun.elapsed();
+    assert!(limited >= Duration::from_secs(2), "1 MiB in {limited:?}");
+    // A process of the pod that holds the volume is named with it.
+    let mut sleeper = container.command("sleep").arg("1000").current_dir(driver.target("p")).spawn().unwrap();
+    let inside = format!("/proc/{}/cgroup", sleeper.id());
+    eventually("it is in its cgroup", || fs::read_to_string(&inside).is_ok_and(|text| text.contains(UID)));
+    let mut all = Value::Null;
+    eventually("it is named", || {
+        let out = driver.rig.run(&["status", "--json", "--holders"]).ok().stdout;
+        all = serde_json::from_str(&out).unwrap();
+        let holders = all["volumes"][0]["holders"]["found"].as_array().unwrap().clone();
+        holders.iter().any(|one| one["pid"] == sleeper.id() && one["pod"]["uid"] == UID)
+    });
+    let metrics = driver.rig.run(&["status", "--metrics"]).ok().stdout;
+    let sample = format!("pod_uid=\"{UID}\"}} 1");
+    assert!(
+        metrics.lines().any(|line| line.starts_with("watertight_cgroup_pod{") && line.ends_with(&sample)),
+        "{metrics}"
+    );
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+    // The next pod's publishing lifts those of pods that are gone.
+    drop(container);
+    drop(pod);
+    let next = UID.replace("0c", "1c");
+    let _next = kubepods.child(&format!("pod{next}"));
+    publish("q", &next).unwrap();
+    let [own] = limits().try_into().unwrap();
+    assert!(own["cgroup"].as_str().unwrap().ends_with(&next), "{own}");
+    for name in ["p", "q"] {
+        client.node_unpublish_volume(driver.unpublish(&id, name)).unwrap();
+    }
     eventually("it is unstaged", || client.node_unstage_volume(driver.unstage(&id, "a")).is_ok());
 }
 

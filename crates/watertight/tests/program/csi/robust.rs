@@ -9,8 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use csi_proto::tonic::{Code, Status};
+use csi_proto::v1::volume_capability::access_mode::Mode;
 use csi_proto::v1::*;
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 
 use super::client::Client;
 use super::{Driver, create, refused};
@@ -103,6 +104,111 @@ fn what_a_killed_driver_was_mounting_does_not_come_after_the_unstaging() {
         client.delete(&id).unwrap();
         assert!(!is_mounted(Path::new(&driver.staging(&name))), "{pause}");
     }
+}
+
+#[test]
+fn how_an_unmount_ended_that_a_killed_driver_had_begun_is_told() {
+    let Some(stalling) = Stalling::new() else { return };
+    let Some(mut driver) = Driver::new() else { return };
+    let hanging = stalling.rig.store.clone();
+    driver.more = vec!["--url-prefix".to_owned(), driver.prefix(&hanging)];
+    let mut daemon = driver.start();
+    let class = |name: &str| CreateVolumeRequest {
+        parameters: HashMap::from([("url".to_owned(), driver.prefix(&hanging))]),
+        ..create(name)
+    };
+    let [good, bad] = ["good", "bad"].map(|name| driver.client().create(class(name)).unwrap().volume_id);
+    for (id, name) in [(&good, "good"), (&bad, "bad")] {
+        driver.client().node_stage_volume(driver.stage(id, name)).unwrap();
+        fs::write(Path::new(&driver.staging(name)).join("f"), "data").unwrap();
+    }
+    let killed = driver.serving("bad");
+    stalling.server.stop();
+    let short = |driver: &Driver| driver.client().within(Duration::from_millis(500));
+    let both = [(&good, "good"), (&bad, "bad")];
+    for (id, name) in both {
+        refused(short(&driver).node_unstage_volume(driver.unstage(id, name)), Code::Aborted, "goes on");
+    }
+    daemon.kill();
+    daemon = driver.start();
+    // The unmounts go on, and no second one begins.
+    for (id, name) in both {
+        refused(
+            short(&driver).node_unstage_volume(driver.unstage(id, name)),
+            Code::Aborted,
+            "earlier process",
+        );
+    }
+    // One ends well, and the other's process is killed; by then there is no driver.
+    daemon.kill();
+    kill_process(killed, Signal::KILL).unwrap();
+    stalling.server.signal(Signal::CONT);
+    let unmounting = |name: &str| {
+        let at = driver.root.join("plugins").join(name).join("globalmount");
+        fs::read_dir("/proc").unwrap().flatten().any(|entry| {
+            let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).into_owned();
+            line.contains("csi-unmount") && line.contains(at.to_str().unwrap())
+        })
+    };
+    eventually("both unmounts have ended", || !unmounting("good") && !unmounting("bad"));
+    let _daemon = driver.start();
+    let client = driver.client();
+    client.node_unstage_volume(driver.unstage(&good, "good")).unwrap();
+    refused(client.node_unstage_volume(driver.unstage(&bad, "bad")), Code::DataLoss, "died before");
+    client.node_unstage_volume(driver.unstage(&bad, "bad")).unwrap();
+    // What is lost is what was not on the store.
+    eventually("it is staged", || client.node_stage_volume(driver.stage(&good, "good")).is_ok());
+    assert_eq!(fs::read(Path::new(&driver.staging("good")).join("f")).unwrap(), b"data");
+    client.node_unstage_volume(driver.unstage(&good, "good")).unwrap();
+}
+
+#[test]
+fn options_of_the_mount_are_those_of_an_author_who_is_not_root() {
+    let Some(mut driver) = Driver::new() else { return };
+    let cache = driver.rig.root.join("cache");
+    driver.more = vec!["--disk-cache".to_owned(), cache.to_str().unwrap().to_owned()];
+    let _daemon = driver.start();
+    let client = driver.client();
+    let id = driver.create("a");
+    let with = |flag: &str| {
+        let mut capability = super::capability(Mode::SingleNodeWriter);
+        if let Some(volume_capability::AccessType::Mount(mount)) = &mut capability.access_type {
+            mount.mount_flags = vec![flag.to_owned()];
+        }
+        capability
+    };
+    let stage =
+        |flag: &str| NodeStageVolumeRequest { volume_capability: Some(with(flag)), ..driver.stage(&id, "a") };
+    for (flag, word) in [
+        ("journal=/etc,fsync_to=host", "names a directory of the node"),
+        ("disk_cache=/etc", "names a directory of the node"),
+        ("encrypt-key-file=/etc/shadow", "no path"),
+        ("suid", "set-id"),
+        ("cache=1T", "--cache-max"),
+        ("fsync_to=host", "no --journal"),
+    ] {
+        refused(client.node_stage_volume(stage(flag)), Code::InvalidArgument, word);
+    }
+    let made = CreateVolumeRequest { volume_capabilities: vec![with("journal=/etc")], ..create("b") };
+    refused(client.create_volume(made), Code::InvalidArgument, "names a directory of the node");
+    assert!(!cache.exists());
+    client.node_stage_volume(stage("disk_cache_size=64M")).unwrap();
+    assert!(fs::read_dir(&cache).unwrap().count() > 0);
+    eventually("it is unstaged", || client.node_unstage_volume(driver.unstage(&id, "a")).is_ok());
+}
+
+#[test]
+fn a_mount_of_the_driver_s_follows_no_link() {
+    let Some(driver) = Driver::new() else { return };
+    let (real, link) = (driver.rig.root.join("real"), driver.rig.root.join("link"));
+    fs::create_dir_all(real.join("mnt")).unwrap();
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    let mount = |at: &Path| driver.rig.run(&["mount", "-d", "--no-links", "mem:", at.to_str().unwrap()]);
+    mount(&link.join("mnt")).ends(2, "by a symbolic link");
+    assert!(!is_mounted(&real.join("mnt")));
+    mount(&real.join("mnt")).ok();
+    driver.rig.run(&["umount", real.join("mnt").to_str().unwrap()]).ok();
 }
 
 #[test]
@@ -233,6 +339,18 @@ fn what_a_hostile_caller_asks_for_is_refused() {
     for id in ["file:///etc", &format!("{id}/../../outside"), &driver.prefix(&driver.volumes)] {
         refused(client.delete(id), Code::FailedPrecondition, "");
     }
+    let delete = |id: &str| {
+        client.delete_snapshot(DeleteSnapshotRequest { snapshot_id: id.to_owned(), ..Default::default() })
+    };
+    for none in ["none", "none@s1", &format!("{id}@s1")] {
+        assert!(delete(none).is_ok(), "{none}");
+    }
+    for other in
+        ["file:///etc@s1", "s3://other/a@s1", &id, &format!("{id}@csi-clone-a"), &format!("{id}@a,b")]
+    {
+        refused(delete(other), Code::FailedPrecondition, "");
+    }
+    refused(delete("a\nb"), Code::InvalidArgument, "control character");
     for id in ["file:///etc", &format!("{id}/../../outside"), "none", &driver.prefix(&driver.volumes)] {
         let get = ControllerGetVolumeRequest { volume_id: (*id).to_owned() };
         assert_eq!(client.controller_get_volume(get).unwrap_err().code(), Code::NotFound, "{id}");
