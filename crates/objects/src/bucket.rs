@@ -5,7 +5,7 @@
 //! data.
 
 use std::fmt;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -404,22 +404,37 @@ impl Bucket {
         answer.result.map_err(|error| self.unexpected("list", dir, &error))
     }
 
-    /// One of the names at which `is_wanted`, if there is one, however many objects there are.
-    pub(crate) async fn find(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Option<String>> {
-        let is_wanted = &is_wanted;
-        let attempt = || async move {
-            let mut listed = self.store.list(Some(&self.root));
-            while let Some(meta) = stepped(listed.next()).await?.transpose()? {
-                let Some(parts) = meta.location.prefix_match(&self.root) else { continue };
-                let name = parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/");
-                if is_wanted(&name) {
-                    return Ok(Some(name));
+    /// One of the names at which `is_wanted`, if there is one, however many objects there are: `page` of
+    /// them at a time, each with a patience of its own. A store that lists in no order has one page.
+    pub(crate) async fn find(&self, page: usize, is_wanted: impl Fn(&str) -> bool) -> Result<Option<String>> {
+        let mut after: Option<Path> = None;
+        loop {
+            let attempt = || async {
+                let mut listed = match &after {
+                    Some(after) => self.store.list_with_offset(Some(&self.root), after),
+                    None => self.store.list(Some(&self.root)),
+                };
+                let mut last = None;
+                for _ in 0..page {
+                    let Some(meta) = stepped(listed.next()).await?.transpose()? else {
+                        return Ok(ControlFlow::Break(None));
+                    };
+                    if let Some(parts) = meta.location.prefix_match(&self.root) {
+                        let name = parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/");
+                        if is_wanted(&name) {
+                            return Ok(ControlFlow::Break(Some(name)));
+                        }
+                    }
+                    last = Some(meta.location);
                 }
+                Ok(ControlFlow::Continue(last))
+            };
+            let answer = self.send("list", "", self.how(Kind::List, None), attempt).await?;
+            match answer.result.map_err(|error| self.unexpected("list", "", &error))? {
+                ControlFlow::Break(found) => return Ok(found),
+                ControlFlow::Continue(last) => after = last,
             }
-            Ok(None)
-        };
-        let answer = self.send("list", "", self.how(Kind::List, None), attempt).await?;
-        answer.result.map_err(|error| self.unexpected("list", "", &error))
+        }
     }
 
     /// The names of what looks like directories at the top: the first parts of longer names. In no

@@ -15,7 +15,7 @@ use crate::store::wait;
 use crate::url::Url;
 
 const OP: &str = "delete volume";
-/// Objects that are listed before they are deleted.
+/// Objects that are listed at a time.
 const PAGE: usize = 1_000;
 /// The last two objects that are deleted, in this order: until then a deletion that ended early is
 /// found and ended by the next one.
@@ -63,15 +63,17 @@ pub fn nested_volume(url: &str) -> Result<Option<String>> {
         return Ok(None);
     }
     let bucket = open_shared(&url)?;
-    wait(&crate::runtime::handle()?, nested(&bucket))
+    // A directory is listed in no order.
+    let page = if url.directory().is_some() { usize::MAX } else { PAGE };
+    wait(&crate::runtime::handle()?, nested(&bucket, page))
 }
 
-async fn nested(bucket: &Bucket) -> Result<Option<String>> {
+async fn nested(bucket: &Bucket, page: usize) -> Result<Option<String>> {
     let path = |name: &str| {
         let path = name.strip_suffix(format::NAME)?.strip_suffix('/')?;
         (!path.is_empty()).then(|| path.to_owned())
     };
-    let found = bucket.find(|name| path(name).is_some()).await?;
+    let found = bucket.find(page, |name| path(name).is_some()).await?;
     Ok(found.as_deref().and_then(path))
 }
 
@@ -205,9 +207,12 @@ mod tests {
         for name in ["a/reformat", "format/x", "log/formats"] {
             put(name).await;
         }
-        assert_eq!(nested(&bucket).await.unwrap(), None);
+        assert_eq!(nested(&bucket, 2).await.unwrap(), None);
         put("a/b/c/format").await;
-        assert_eq!(nested(&bucket).await.unwrap().as_deref(), Some("a/b/c"));
+        // Also where it is in a later page.
+        for page in [1, 2, usize::MAX] {
+            assert_eq!(nested(&bucket, page).await.unwrap().as_deref(), Some("a/b/c"));
+        }
     }
 
     #[tokio::test(start_paused = true)]

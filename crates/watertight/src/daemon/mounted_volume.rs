@@ -121,9 +121,12 @@ impl MountedVolume {
     }
 
     fn umount_unless_held(&self) -> Result<UmountReply, String> {
-        let _change = self.upgrader.changes.pass();
+        let change = self.upgrader.changes.pass();
         self.volume.sync_all().map_err(|error| error.to_string())?;
-        Ok(match call(AgentRequest::Umount, &self.mount_now()).map_err(|problem| problem.to_string())? {
+        let outcome = call(AgentRequest::Umount, &self.mount_now()).map_err(|problem| problem.to_string())?;
+        // The end comes from the supervisor, and an upgrade that it was asked for first waits for the change.
+        drop(change);
+        Ok(match outcome {
             Outcome::Gone => UmountReply { ended: Some(self.wait_ended()), holders: Holders::default() },
             Outcome::Held(holders) => UmountReply { ended: None, holders },
         })

@@ -138,6 +138,7 @@ fn restrict(there: &Mount, root: &OwnedFd, read_only: bool) -> rustix::io::Resul
         ("noatime", MountFlags::NOATIME),
         ("nodiratime", MountFlags::NODIRATIME),
         ("relatime", MountFlags::RELATIME),
+        ("nosymfollow", MountFlags::NOSYMFOLLOW),
     ] {
         if has_option(there, name) {
             flags |= flag;

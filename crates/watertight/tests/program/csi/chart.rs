@@ -16,6 +16,7 @@ use super::manifests::{all_in, list, objects, packaging};
 #[derive(Clone, Copy)]
 struct Scope<'v> {
     values: &'v Value,
+    namespace: &'v str,
     /// The element that a `range` is at.
     element: Option<&'v Value>,
 }
@@ -24,7 +25,7 @@ impl<'v> Scope<'v> {
     fn find(self, name: &str) -> Value {
         match name {
             "." => self.element.unwrap_or_else(|| panic!("`.` outside of a range")).clone(),
-            ".Release.Namespace" => "watertight".into(),
+            ".Release.Namespace" => self.namespace.into(),
             _ => self.value(name).clone(),
         }
     }
@@ -107,13 +108,13 @@ fn substituted(line: &str, scope: Scope<'_>) -> String {
     text
 }
 
-fn rendered(values: &Value) -> Vec<Value> {
+fn rendered(values: &Value, namespace: &str) -> Vec<Value> {
     let templates = fs::read_dir(packaging().join("chart/templates")).unwrap();
     let mut all = Vec::new();
     for file in templates.map(|file| file.unwrap().path()) {
         let text = fs::read_to_string(&file).unwrap();
         let mut yaml = String::new();
-        render(&text.lines().collect::<Vec<_>>(), Scope { values, element: None }, &mut yaml);
+        render(&text.lines().collect::<Vec<_>>(), Scope { values, namespace, element: None }, &mut yaml);
         all.extend(objects(&file, &yaml));
     }
     all
@@ -138,11 +139,23 @@ fn the_chart_is_what_the_plain_manifests_are() {
     let mut plain = named(plain);
     // Helm makes the namespace (`--create-namespace`).
     assert!(plain.remove(&("Namespace".to_owned(), "watertight".to_owned())).is_some());
-    let chart = named(rendered(&values()));
+    let chart = named(rendered(&values(), "watertight"));
     assert_eq!(chart.keys().collect::<Vec<_>>(), plain.keys().collect::<Vec<_>>());
     for (key, object) in &chart {
         assert_eq!(object, &plain[key], "{key:?}");
     }
+}
+
+#[test]
+fn the_chart_is_installed_into_any_namespace() {
+    let elsewhere = rendered(&values(), "storage");
+    let spaces = elsewhere.iter().flat_map(|object| {
+        let subjects = object["subjects"].as_array().cloned().unwrap_or_default();
+        let of_subjects = subjects.into_iter().map(|subject| subject["namespace"].clone());
+        of_subjects.chain([object["metadata"]["namespace"].clone()]).collect::<Vec<_>>()
+    });
+    let named: Vec<Value> = spaces.filter(|space| !space.is_null()).collect();
+    assert!(!named.is_empty() && named.iter().all(|space| space == "storage"), "{named:?}");
 }
 
 #[test]
@@ -155,7 +168,7 @@ fn what_the_chart_s_values_change_the_driver_takes() {
     }
     values["snapshots"] = false.into();
     values["secret"]["create"] = false.into();
-    let all = named(rendered(&values));
+    let all = named(rendered(&values, "watertight"));
     for gone in ["Secret", "VolumeSnapshotClass"] {
         assert!(all.keys().all(|(kind, _)| kind != gone), "{gone}");
     }
