@@ -3,6 +3,7 @@
 mod chart;
 mod client;
 mod controller;
+mod image;
 mod launch;
 mod manifests;
 mod node;
