@@ -692,6 +692,9 @@ pub struct UmountArgs {
     /// Give up at once the data that is not written; callers that wait get an error.
     #[arg(short = 'f', long)]
     pub force: bool,
+    /// Refuse a path that a symbolic link leads away from.
+    #[arg(long, hide = true)]
+    pub no_links: bool,
     /// Whose volumes are meant.
     #[command(flatten)]
     pub users: Users,

@@ -3,7 +3,7 @@
 //! The kernel's mount table and the registry of mount processes are asked each time, and nothing is
 //! remembered: a mount process may have been killed, and a person may have unmounted.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -93,7 +93,7 @@ pub(super) fn mount(
         Mounted::Running(..) => return Ok(()),
         Mounted::Dead => {
             // What was lost was said when it was found: this caller goes on.
-            let said = unmount_at(path).err().unwrap_or_default();
+            let said = unmount_at(path, launch.real_path).err().unwrap_or_default();
             tracing::warn!(volume = %path.shown().exact(), said, "cleared the mount of a process that is gone");
         }
         Mounted::Leaving(volume) => wait(&volume, Some(LEAVE_TIMEOUT))?,
@@ -115,16 +115,16 @@ pub(super) fn mount(
     program::run_as(launch, &arguments, Some(MOUNT_MAX))
 }
 
-/// Unmounts what is at `path`; returns when its data is on its store and the store is free, however
-/// long that takes.
+/// Unmounts what is at `path`, which may be a real one that no link is followed from; returns when
+/// its data is on its store and the store is free, however long that takes.
 ///
 /// # Errors
 /// Why it is still there, or what was lost.
-pub(super) fn unmount(path: &Path) -> Result<(), String> {
+pub(super) fn unmount(path: &Path, is_real: bool) -> Result<(), String> {
     match Mounted::at(path)? {
         Mounted::No => Ok(()),
-        Mounted::Running(..) => unmount_at(path).map_err(|why| with_data_safe(why, path)),
-        Mounted::Dead => unmount_at(path),
+        Mounted::Running(..) => unmount_at(path, is_real).map_err(|why| with_data_safe(why, path)),
+        Mounted::Dead => unmount_at(path, is_real),
         Mounted::Leaving(volume) => wait(&volume, None),
     }
 }
@@ -145,7 +145,7 @@ fn with_data_safe(why: String, path: &Path) -> String {
 /// # Errors
 /// As [`unmount`].
 pub(super) fn remove(path: &Path) -> Result<(), String> {
-    unmount(path)?;
+    unmount(path, false)?;
     match fs::remove_dir(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(format!("cannot remove the mountpoint {}: {error}", path.shown()))
@@ -154,8 +154,11 @@ pub(super) fn remove(path: &Path) -> Result<(), String> {
     }
 }
 
-fn unmount_at(path: &Path) -> Result<(), String> {
-    program::run(&["umount".as_ref(), "--".as_ref(), path.as_os_str()], None)
+fn unmount_at(path: &Path, is_real: bool) -> Result<(), String> {
+    let mut arguments: Vec<&OsStr> = vec!["umount".as_ref()];
+    arguments.extend(is_real.then_some(OsStr::new("--no-links")));
+    arguments.extend(["--".as_ref(), path.as_os_str()]);
+    program::run(&arguments, None)
 }
 
 /// Waits for the end of a volume without a path.

@@ -132,7 +132,7 @@ fn options(lists: &[String], sloppy: bool) -> Result<String> {
 fn umount(call: UmountCall) -> Result<ExitCode> {
     quiet_unless(call.verbose);
     let (lazy, users) = (call.lazy && !call.force, Users::default());
-    let args = UmountArgs { path: call.path, lazy, force: call.force, users };
+    let args = UmountArgs { path: call.path, lazy, force: call.force, no_links: false, users };
     umount::of_another_user(&args).unwrap_or_else(|| umount::run(&args)).map(|()| ExitCode::SUCCESS)
 }
 

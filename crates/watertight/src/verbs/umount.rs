@@ -49,6 +49,9 @@ const LONG: Duration = Duration::from_secs(3600);
 pub fn run(args: &UmountArgs) -> Result<()> {
     let Target { mount, volume, path } = target::resolve(&args.path);
     let volume = volume.filter(|volume| volume.is_running() || mount.is_some());
+    if args.no_links {
+        check_no_links(&args.path, mount.as_ref(), volume.as_ref())?;
+    }
     if volume.as_ref().is_some_and(RegisteredVolume::is_attached) {
         return attach::detach(args);
     }
@@ -78,6 +81,19 @@ pub fn run(args: &UmountArgs) -> Result<()> {
         (Some(mount), None) if mountinfo::is_ours(&mount) => dead(&mount, None),
         (None, Some(volume)) => detached(&volume, args.force),
         (mount, _) => Err(not_ours(&args.path, path.as_deref(), mount.as_ref())),
+    }
+}
+
+/// Checks that what was found is at this very path, or was mounted there and has been moved.
+fn check_no_links(path: &OsStr, mount: Option<&Mount>, volume: Option<&RegisteredVolume>) -> Result<()> {
+    let is_here = |at: &Path| at == Path::new(path);
+    let is_moved = volume.is_some_and(|volume| is_here(volume.record().mountpoint.as_path()));
+    match mount {
+        Some(mount) if !is_moved && !is_here(&mount.mountpoint) => {
+            let (path, real) = (path.shown(), mount.mountpoint.shown());
+            Err(Problem::usage(format!("{path} leads to {real}, by a symbolic link")))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -30,7 +30,9 @@ const NOTE_BYTES_MAX: usize = 32 << 10;
 pub(super) struct Note {
     /// The path: another one may have the same lock.
     path: String,
-    /// Whether a volume was mounted there, and not unmounted by this driver since.
+    /// The volume, by its store.
+    pub(super) source: String,
+    /// Whether it was mounted there, and not unmounted by this driver since.
     pub(super) staged: bool,
     /// Whether the volume was mounted with the driver's own keys, and needs none of a call.
     pub(super) own_keys: bool,
@@ -39,8 +41,8 @@ pub(super) struct Note {
 }
 
 impl Note {
-    pub(super) fn new(path: &Path, own_keys: bool) -> Self {
-        Self { path: exact(path), staged: false, own_keys, lost: None }
+    fn new(path: &Path, own_keys: bool) -> Self {
+        Self { path: exact(path), own_keys, ..Self::default() }
     }
 
     /// Reads what a lock's file has on this path; one that is damaged has nothing.
@@ -103,16 +105,17 @@ impl Held {
         Note::read(&self.file, &self.what)
     }
 
-    /// Keeps with whose keys a volume is to be mounted, before that begins.
+    /// Keeps which volume is to be mounted, and with whose keys, before that begins.
     ///
     /// # Errors
     /// The kernel's.
-    pub(super) fn begin(&self, own_keys: bool) -> Result<()> {
+    pub(super) fn begin(&self, source: &str, own_keys: bool) -> Result<()> {
         let note = self.note();
         if let Some(lost) = &note.lost {
             tracing::warn!(path = %self.what.shown().exact(), lost, "a loss that nobody was told of");
         }
-        self.write(&Note { own_keys, lost: None, ..note })
+        let source = source.to_owned();
+        self.write(&Note { source, own_keys, lost: None, ..note })
     }
 
     /// Keeps that it is mounted.
@@ -181,7 +184,7 @@ mod tests {
         let take = |what: &str| Held::take(dir.path().join("lock"), Path::new(what)).unwrap();
         let held = take("/a");
         assert_eq!(held.note(), Note::new(Path::new("/a"), false));
-        held.begin(true).unwrap();
+        held.begin("file:///a", true).unwrap();
         assert!(!held.note().staged);
         held.mounted().unwrap();
         assert!(held.note().staged && held.note().own_keys);
@@ -189,7 +192,8 @@ mod tests {
         lost.write(&held.file).unwrap();
         assert_eq!(held.note(), lost);
         held.told();
-        assert_eq!(held.note(), Note::new(Path::new("/a"), true));
+        let told = Note { source: "file:///a".to_owned(), ..Note::new(Path::new("/a"), true) };
+        assert_eq!(held.note(), told);
         drop(held);
         assert!(!take("/b").note().own_keys);
         fs::write(dir.path().join("lock"), "{").unwrap();

@@ -215,7 +215,7 @@ impl Host {
             return check_same(&mount, &volume, &spec, access);
         }
         check_alone(path)?;
-        held.begin(credentials == Credentials::default())?;
+        held.begin(&spec, credentials == Credentials::default())?;
         let (wrapper, lock) = (self.wrapper.clone(), Some(held.share()?));
         let launch = Launch { credentials, wrapper, held: lock, real_path: true };
         let log = self.logs.join(format!("{:016x}.log", name_of(path)));
@@ -321,7 +321,12 @@ impl Host {
             let why = "the process that serves the volume cannot be asked; `watertight status` has more";
             return Err(Failure::not_ready(format!("{at}: {why}")));
         }
-        if credentials == Credentials::default() && !held.note().own_keys {
+        let note = held.note();
+        if checks::identity_of(&note.source) != checks::identity_of(&self.spec(source)?) {
+            let before = &note.source;
+            return Err(Failure::not_ready(format!("{at}: another volume was staged there, {before:?}")));
+        }
+        if credentials == Credentials::default() && !note.own_keys {
             return Err(Failure::not_ready(format!(
                 "{at}: {}; it was staged with keys of its class, which publishing does not have: give the class \
                  csi.storage.k8s.io/node-publish-secret-name as well, or end all of the volume's pods on this node",

@@ -53,7 +53,7 @@ enum Not {
 fn unmounted(path: &Path) -> std::result::Result<(), Not> {
     let mut last = String::new();
     for _ in 0..ATTEMPTS {
-        match mounts::unmount(path) {
+        match mounts::unmount(path, true) {
             Ok(()) => return Ok(()),
             Err(why) => last = why,
         }

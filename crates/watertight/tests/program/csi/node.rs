@@ -142,6 +142,14 @@ fn publishing_serves_a_volume_again_whose_process_died() {
         fs::File::open(&file).unwrap().sync_all().unwrap();
         let killed = driver.serving(name);
         kill_process(killed, Signal::KILL).unwrap();
+        // Another volume's call does not mount it there.
+        let other = driver.create(&format!("{name}-other"));
+        let mut answer = client.node_publish_volume(driver.publish(&other, name, &new));
+        eventually("the kernel knows that the process is gone", || {
+            answer = client.node_publish_volume(driver.publish(&other, name, &new));
+            answer.as_ref().is_err_and(|why| why.message().contains("another volume was staged there"))
+        });
+        refused(answer, Code::FailedPrecondition, "another volume was staged there");
         if !own_keys {
             // The driver's own keys are not tried on what other keys opened.
             let mut last = None;
