@@ -7,7 +7,7 @@
 //! | `ids`, `capability`, `deadline`, `pages`, `time` | what is in calls and answers, parsed into types |
 //! | `failure` | codes that orchestrators act on, with words for people |
 //! | `locks` | a turn for each volume and each path; a call that is late goes on |
-//! | `held` | a staging path is locked while a mount there goes on, also one of a driver that was killed |
+//! | `held` | a staging path is locked while a mount or an unmount there goes on; what is known of it |
 //! | `staged`, `bind`, `place` | what a node does: mounting, bind mounts, what is there |
 //! | `unmounting` | an unmount that outlives the driver, and its result: `csi-unmount` |
 //! | `pod_limits` | what a class or a volume lets each pod do |
@@ -15,9 +15,10 @@
 //! | `bucket`, `step` | what the controller does, in processes of their own: `csi-step` |
 //! | `launch` | where mount processes run, and how a driver leaves its container |
 //!
-//! The driver keeps nothing: the kernel's mount table, the registry of mount processes and the
-//! buckets say what there is. So it may be killed at any point, and the next call goes on from what
-//! it finds. Mounts are served by processes in the background, which no end of the driver touches.
+//! The driver keeps nothing in memory: the kernel's mount table, the registry of mount processes, the
+//! buckets and the notes in the locks' files say what there is. So it may be killed at any point, and
+//! the next call goes on from what it finds. Mounts are served by processes in the background, which
+//! no end of the driver touches.
 //!
 //! # Deadlines
 //! A call that does not end in its caller's time goes on, keeps its turn, and is answered with

@@ -216,6 +216,48 @@ mod tests {
         assert_eq!(unknown.at(&paths()[0].0).unwrap().namespace, None);
     }
 
+    /// A cgroup of the kernel's, with those above it that are the test's; removed at the end.
+    struct Real<'t>(&'t Path, PathBuf);
+
+    impl Drop for Real<'_> {
+        fn drop(&mut self) {
+            for at in self.1.ancestors().take_while(|at| *at != self.0) {
+                // Others may be in one that is above.
+                let _stays = fs::remove_dir(at);
+            }
+        }
+    }
+
+    #[test]
+    fn a_process_of_a_real_cgroup_is_a_pod_s_in_both_versions() {
+        use cgroups::{Choice, Hierarchy};
+        for choice in [Choice::V2, Choice::Controller("memory".to_owned())] {
+            let Ok(Some(tree)) = Hierarchy::find(&choice) else {
+                testing::skipped(format!("there is no tree {choice:?}"));
+                continue;
+            };
+            let uid = format!("{:08x}{}", std::process::id(), &UID[8..]);
+            let slice = uid.replace('-', "_");
+            let pod = format!("watertight-test.slice/watertight-test-pod{slice}.slice");
+            let container = tree.mountpoint().join(&pod).join(format!("cri-containerd-{ID}.scope"));
+            if let Err(error) = fs::create_dir_all(&container) {
+                testing::skipped(format!(
+                    "no cgroup can be made in {}: {error}",
+                    tree.mountpoint().display()
+                ));
+                continue;
+            }
+            let made = Real(tree.mountpoint(), container);
+            let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+            fs::write(made.1.join("cgroup.procs"), child.id().to_string()).unwrap();
+            let found = (cgroup_of(tree.mountpoint(), &uid), Pods::default().of_process(child.id()));
+            child.kill().unwrap();
+            child.wait().unwrap();
+            assert_eq!(found.0, Some(Path::new("/").join(&pod)), "{choice:?}");
+            assert_eq!(found.1.unwrap().uid, uid, "{choice:?}");
+        }
+    }
+
     #[test]
     fn a_pod_s_cgroup_is_found_by_its_uid_in_each_kind_of_tree() {
         for (pod, container) in paths() {
