@@ -173,6 +173,7 @@ pub fn cgroup_of(tree: &Path, uid: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::term::shown::Show as _;
 
     const UID: &str = "0c1b2a3d-4e5f-6789-abcd-ef0123456789";
     const SLICE: &str = "0c1b2a3d_4e5f_6789_abcd_ef0123456789";
@@ -241,10 +242,7 @@ mod tests {
             let pod = format!("watertight-test.slice/watertight-test-pod{slice}.slice");
             let container = tree.mountpoint().join(&pod).join(format!("cri-containerd-{ID}.scope"));
             if let Err(error) = fs::create_dir_all(&container) {
-                testing::skipped(format!(
-                    "no cgroup can be made in {}: {error}",
-                    tree.mountpoint().display()
-                ));
+                testing::skipped(format!("no cgroup can be made in {}: {error}", tree.mountpoint().shown()));
                 continue;
             }
             let made = Real(tree.mountpoint(), container);
