@@ -19,11 +19,7 @@ pub(super) type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
     pub(super) fn new(code: Code, words: impl AsRef<str>) -> Self {
-        let mut words = in_one_line(words.as_ref());
-        if let Some((end, _)) = words.char_indices().find(|(at, _)| *at >= WORDS_BYTES_MAX) {
-            words.truncate(end);
-        }
-        Self { code, words }
+        Self { code, words: bounded(words.as_ref()) }
     }
 
     pub(super) fn invalid(words: impl AsRef<str>) -> Self {
@@ -46,6 +42,15 @@ impl Failure {
     pub(super) fn words(&self) -> &str {
         &self.words
     }
+}
+
+/// Words in one line, as much as is sent.
+pub(super) fn bounded(words: &str) -> String {
+    let mut words = in_one_line(words);
+    if let Some((end, _)) = words.char_indices().find(|(at, _)| *at >= WORDS_BYTES_MAX) {
+        words.truncate(end);
+    }
+    words
 }
 
 /// The answer to a call.

@@ -133,8 +133,8 @@ impl Held {
 
     /// A caller was told what was lost.
     pub(super) fn told(&self) {
-        // Else it is told again.
-        let _told_again = self.write(&Note { lost: None, staged: false, ..self.note() });
+        // Else the next call is answered with it as well.
+        let _answered_again = self.write(&Note { lost: None, staged: false, ..self.note() });
     }
 
     /// A descriptor for a process that is to have the lock as well.

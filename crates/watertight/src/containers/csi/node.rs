@@ -128,11 +128,11 @@ impl NodeService {
         done
     }
 
-    /// What was lost is told once to a caller that waits for it, whichever driver unmounted.
+    /// A loss is answered once to a caller that waits for the answer, whichever driver unmounted.
     async fn note_told(&self, done: &Result<()>, path: PathBuf) {
         if done.as_ref().is_err_and(|failure| failure.code == Code::DataLoss) {
             let host = Arc::clone(&self.host);
-            let _told_again = tokio::task::spawn_blocking(move || host.told(&path)).await;
+            let _answered_again = tokio::task::spawn_blocking(move || host.told(&path)).await;
         }
     }
 

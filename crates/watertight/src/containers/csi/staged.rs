@@ -260,7 +260,7 @@ impl Host {
 
     /// The caller of an unmount was told what was lost.
     pub(super) fn told(&self, path: &Path) {
-        // Else it is told again.
+        // Else the next call is answered with it as well.
         if let Ok(held) = self.held(path) {
             held.told();
         }

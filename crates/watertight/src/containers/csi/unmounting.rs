@@ -6,17 +6,15 @@ use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 
+use super::failure::bounded;
 use super::held::Note;
 use crate::containers::mounts::{self, Mounted};
 use crate::control::api::State;
 use crate::registry::target;
 use crate::term::problem::{Problem, Result};
-use crate::term::shown::in_one_line;
 
 /// How often a volume is waited for that another process unmounts meanwhile.
 const ATTEMPTS: usize = 3;
-/// Bytes of the words on a loss.
-const WORDS_BYTES_MAX: usize = 4 << 10;
 
 /// Runs the verb.
 ///
@@ -28,10 +26,7 @@ pub fn run(path: &Path) -> Result<()> {
     match unmounted(path) {
         Ok(()) => Ok(()),
         Err(Not::Lost(words)) => {
-            let mut words = in_one_line(&words);
-            if let Some((end, _)) = words.char_indices().find(|(at, _)| *at >= WORDS_BYTES_MAX) {
-                words.truncate(end);
-            }
+            let words = bounded(&words);
             let mut note = Note::read(&lock, path);
             note.lost = Some(words.clone());
             note.write(&lock).map_err(|error| Problem::failure(format!("{words}; and the lock: {error}")))?;
