@@ -86,3 +86,61 @@ pub(super) fn only(mut pieces: Vec<Bytes>) -> Bytes {
     debug_assert!(pieces.len() <= 1, "asked for in one piece");
     pieces.pop().unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::{StreamExt as _, stream};
+    use object_store::ObjectMeta;
+
+    use super::*;
+
+    /// An object that is announced with so many bytes, and comes in frames of these lengths.
+    fn comes_in(frames: &[usize], announced: u64) -> GetResult {
+        let all: Vec<u8> = (0..=u8::MAX).cycle().take(frames.iter().sum()).collect();
+        let mut left = Bytes::from(all);
+        let frames: Vec<StoreResult<Bytes>> = frames.iter().map(|len| Ok(left.split_to(*len))).collect();
+        GetResult {
+            payload: GetResultPayload::Stream(stream::iter(frames).boxed()),
+            meta: ObjectMeta {
+                location: "o".into(),
+                last_modified: std::time::SystemTime::UNIX_EPOCH.into(),
+                size: announced,
+                e_tag: Some("one".to_owned()),
+                version: None,
+            },
+            range: 0..announced,
+            attributes: object_store::Attributes::default(),
+            extensions: Default::default(),
+        }
+    }
+
+    #[tokio::test]
+    async fn pieces_are_the_object_whatever_frames_it_comes_in() {
+        for frames in [&[100][..], &[0, 100], &[1; 100], &[33, 33, 34], &[64, 36], &[99, 0, 1]] {
+            let whole: Vec<u8> = (0..100).collect();
+            for piece in [1, 7, 32, 50, 64, 99, 100, 101, usize::MAX] {
+                let Got::Object(pieces, _) = collect(comes_in(frames, 100), 100, piece).await.unwrap() else {
+                    panic!("{frames:?} in {piece}");
+                };
+                assert_eq!(pieces.concat(), whole, "{frames:?} in {piece}");
+                let (last, others) = pieces.split_last().unwrap();
+                assert!(others.iter().all(|one| one.len() == piece), "{frames:?} in {piece}");
+                assert!((1..=piece).contains(&last.len()), "{frames:?} in {piece}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn more_or_less_than_was_announced_is_told() {
+        for piece in [32, 101, usize::MAX] {
+            for frames in [&[101][..], &[99, 2], &[64, 64]] {
+                let got = collect(comes_in(frames, 100), 100, piece).await.unwrap();
+                assert!(matches!(got, Got::TooLarge), "{frames:?} in {piece}");
+            }
+            let got = collect(comes_in(&[99], 100), 100, piece).await.unwrap();
+            assert!(matches!(got, Got::TooShort), "{piece}");
+            let got = collect(comes_in(&[100], 100), 99, piece).await.unwrap();
+            assert!(matches!(got, Got::TooLarge), "{piece}");
+        }
+    }
+}
