@@ -41,8 +41,8 @@ pub struct VolumeHandover {
 }
 
 /// Requests come to their ends as fast as the store can, whichever limits their callers are under,
-/// until this is dropped: no caller is to wait for a neighbour that is held up by a limit. What they
-/// write ahead of a limit is not charged.
+/// until this is dropped: no caller is to wait for a neighbour that is held up by a limit. What
+/// they write ahead of a limit is not charged.
 #[derive(Debug)]
 pub struct Hurry(Arc<Core>);
 

@@ -2,9 +2,9 @@
 //!
 //! The objects in use are written down with their descriptors, which stay open while the program is
 //! replaced: files without a name are found again, and the directory stays locked. An object whose
-//! descriptor is evicted is written down with its handle. So are all that have a name where the next program
-//! could not have a copy of each descriptor beside the original: their data is opened again when it is
-//! used.
+//! descriptor is evicted is written down with its handle. So are all that have a name where the
+//! next program could not have a copy of each descriptor beside the original: their data is opened
+//! again when it is used.
 //!
 //! Everything has to be durable before, so that no [`SyncState`](super::durable) is handed over,
 //! and no call may be under way.

@@ -418,10 +418,10 @@ impl Client {
         Err(refused(&body))
     }
 
-    /// Asks again where the connection closes and the process goes on: it has another program, which
-    /// knows all that was answered. What the one before had not begun is begun by this one, and a
-    /// change that it has made says the same when it is asked for twice: limits are what they are
-    /// set to, and with a volume attached no program is replaced.
+    /// Asks again where the connection closes and the process goes on: it has another program,
+    /// which knows all that was answered. What the one before had not begun is begun by this one,
+    /// and a change that it has made says the same when it is asked for twice: limits are what they
+    /// are set to, and with a volume attached no program is replaced.
     async fn exchange_again(&self, request: Request<Full<Bytes>>) -> Result<(bool, Bytes), CallError> {
         let path = request.uri().path();
         let has_own_way = path == "/v1/wait" || path == "/v1/upgrade";

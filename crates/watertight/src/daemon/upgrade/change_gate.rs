@@ -2,8 +2,9 @@
 //!
 //! An upgrade closes the gate before requests wait, and opens it again where it is refused. Calls
 //! under way come to their ends before; those that come later wait at the gate: for its opening, or
-//! for the end of this program, and then their callers ask the next one. So a call that was answered
-//! is part of the state that is handed over, and one whose connection has closed was not begun.
+//! for the end of this program, and then their callers ask the next one. So a call that was
+//! answered is part of the state that is handed over, and one whose connection has closed was not
+//! begun.
 
 use std::time::Instant;
 

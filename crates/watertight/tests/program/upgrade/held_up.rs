@@ -1,5 +1,5 @@
-//! An upgrade beside what could hold it up: a tenant at its limit, calls of the control socket, very
-//! many open files, a watchdog.
+//! An upgrade beside what could hold it up: a tenant at its limit, calls of the control socket,
+//! very many open files, a watchdog.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
