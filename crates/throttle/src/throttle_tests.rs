@@ -266,6 +266,7 @@ fn suspended_limits_let_all_go_and_hold_again_with_their_debts() {
     let rig = Rig::new(&[("/a", "wbps=1M")]);
     rig.throttle.charge(&rig.chain("/a"), &write(10 << 20));
     let chain = rig.chain("/a");
+    rig.throttle.reserve(&chain, write(1 << 20)).commit(1 << 20, 1);
     let waiting = rig.throttle.reserve(&chain, write(1 << 20));
     assert!(matches!(waiting.grant(), Grant::NotBefore(_)));
     rig.throttle.suspend(true);
