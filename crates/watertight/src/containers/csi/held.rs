@@ -9,6 +9,9 @@
 //!
 //! An unmount's process has it in the same way, and leaves in the file how the volume ended, where
 //! data was lost: a driver that comes after a killed one finds the true outcome.
+//!
+//! The file has places for two notes, and a new note is written over the older one: a writer that is
+//! killed leaves the newer one whole. The file itself is never replaced, as the lock is its.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -20,10 +23,13 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use super::failure::{Failure, Result};
+use super::ids::digest;
 use crate::term::shown::{Show as _, exact};
 
 /// Bytes of a note.
-const NOTE_BYTES_MAX: usize = 32 << 10;
+const NOTE_BYTES_MAX: usize = 64 << 10;
+/// Where notes begin.
+const PLACES: [u64; 2] = [0, NOTE_BYTES_MAX as u64];
 
 /// What is known of a path, in the file of its lock.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,19 +44,40 @@ pub(super) struct Note {
     pub(super) own_keys: bool,
     /// What was lost when it ended, if no caller has been told yet.
     pub(super) lost: Option<String>,
+    /// Whether a caller was told how it ended.
+    pub(super) is_told: bool,
 }
 
 impl Note {
-    fn new(path: &Path, own_keys: bool) -> Self {
+    pub(super) fn new(path: &Path, own_keys: bool) -> Self {
         Self { path: exact(path), own_keys, ..Self::default() }
     }
 
     /// Reads what a lock's file has on this path; one that is damaged has nothing.
     pub(super) fn read(file: &File, path: &Path) -> Self {
+        let note = Self::newest(file).map(|(_, _, note)| note);
+        note.filter(|note| note.path == exact(path)).unwrap_or_else(|| Self::new(path, false))
+    }
+
+    /// The number of the newest note that is whole, where the older one is, and the note.
+    fn newest(file: &File) -> Option<(u64, u64, Self)> {
+        let [first, second] = PLACES;
+        let all = [(first, second), (second, first)].into_iter().filter_map(|(place, other)| {
+            let (number, note) = Self::at(file, place)?;
+            Some((number, other, note))
+        });
+        all.max_by_key(|(number, ..)| *number)
+    }
+
+    /// A note and its number; none: there is none, or its writer was killed.
+    fn at(file: &File, place: u64) -> Option<(u64, Self)> {
         let mut bytes = vec![0; NOTE_BYTES_MAX];
-        let note =
-            file.read_at(&mut bytes, 0).ok().and_then(|len| serde_json::from_slice(&bytes[..len]).ok());
-        note.filter(|note: &Self| note.path == exact(path)).unwrap_or_else(|| Self::new(path, false))
+        let len = file.read_at(&mut bytes, place).ok()?;
+        let line = bytes.get(..len)?.split(|&byte| byte == b'\n').next()?;
+        let (sum, rest) = std::str::from_utf8(line).ok()?.split_once(' ')?;
+        let is_whole = u64::from_str_radix(sum, 16).ok()? == digest(rest.as_bytes());
+        let (number, note) = rest.split_once(' ').filter(|_| is_whole)?;
+        Some((number.parse().ok()?, serde_json::from_str(note).ok()?))
     }
 
     /// Writes it there.
@@ -58,9 +85,13 @@ impl Note {
     /// # Errors
     /// The kernel's.
     pub(super) fn write(&self, file: &File) -> io::Result<()> {
-        let bytes = serde_json::to_vec(self)?;
-        file.write_all_at(&bytes, 0)?;
-        file.set_len(bytes.len() as u64)
+        let (last, place) = Self::newest(file).map_or((0, PLACES[0]), |(number, older, _)| (number, older));
+        let rest = format!("{} {}", last.saturating_add(1), serde_json::to_string(self)?);
+        let line = format!("{:016x} {rest}\n", digest(rest.as_bytes()));
+        if line.len() > NOTE_BYTES_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the note is too long"));
+        }
+        file.write_all_at(line.as_bytes(), place)
     }
 }
 
@@ -110,12 +141,7 @@ impl Held {
     /// # Errors
     /// The kernel's.
     pub(super) fn begin(&self, source: &str, own_keys: bool) -> Result<()> {
-        let note = self.note();
-        if let Some(lost) = &note.lost {
-            tracing::warn!(path = %self.what.shown().exact(), lost, "a loss that nobody was told of");
-        }
-        let source = source.to_owned();
-        self.write(&Note { source, own_keys, lost: None, ..note })
+        self.write(&Note { source: source.to_owned(), own_keys, ..self.note() })
     }
 
     /// Keeps that it is mounted.
@@ -123,7 +149,7 @@ impl Held {
     /// # Errors
     /// The kernel's.
     pub(super) fn mounted(&self) -> Result<()> {
-        self.write(&Note { staged: true, ..self.note() })
+        self.write(&Note { staged: true, is_told: false, ..self.note() })
     }
 
     fn write(&self, note: &Note) -> Result<()> {
@@ -131,10 +157,11 @@ impl Held {
             .map_err(|error| Failure::internal(format!("cannot write {}: {error}", self.path.shown())))
     }
 
-    /// A caller was told what was lost.
+    /// A caller was told what was lost. To an orchestrator the volume may still be staged: that
+    /// stays.
     pub(super) fn told(&self) {
-        // Else the next call is answered with it as well.
-        let _answered_again = self.write(&Note { lost: None, staged: false, ..self.note() });
+        // Else it is told again.
+        let _told_again = self.write(&Note { lost: None, is_told: true, ..self.note() });
     }
 
     /// A descriptor for a process that is to have the lock as well.
@@ -191,12 +218,33 @@ mod tests {
         let lost = Note { lost: Some("a".repeat(10_000)), ..held.note() };
         lost.write(&held.file).unwrap();
         assert_eq!(held.note(), lost);
+        held.begin("file:///a", true).unwrap();
+        assert_eq!(held.note(), lost, "nobody was told");
         held.told();
-        let told = Note { source: "file:///a".to_owned(), ..Note::new(Path::new("/a"), true) };
-        assert_eq!(held.note(), told);
+        assert_eq!(held.note(), Note { lost: None, is_told: true, ..lost });
+        held.mounted().unwrap();
+        assert!(!held.note().is_told);
         drop(held);
         assert!(!take("/b").note().own_keys);
         fs::write(dir.path().join("lock"), "{").unwrap();
         assert_eq!(take("/a").note(), Note::new(Path::new("/a"), false));
+    }
+
+    #[test]
+    fn a_writer_that_is_killed_leaves_the_note_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = Held::take(dir.path().join("lock"), Path::new("/a")).unwrap();
+        held.begin("file:///a", true).unwrap();
+        for n in 0..3 {
+            held.mounted().unwrap();
+            let before = held.note();
+            let (_, place, _) = Note::newest(&held.file).unwrap();
+            let lost = Note { lost: Some(n.to_string().repeat(9_000)), ..before.clone() };
+            lost.write(&held.file).unwrap();
+            assert_eq!(held.note(), lost);
+            // Only the first page of it came to the file.
+            held.file.write_all_at(&[b' '; 8192], place + 4096).unwrap();
+            assert_eq!(held.note(), before);
+        }
     }
 }

@@ -65,8 +65,11 @@ impl NodeService {
         let source = self.host.source(&request.volume_id, &request.volume_context)?;
         let credentials = credentials(&request.secrets)?;
         let (host, key) = (Arc::clone(&self.host), staging_key(&path));
-        let work = move || host.stage(&source, &access, &path, credentials);
-        self.locks.call(&key, "mounting it", patience, work).await
+        let at = path.clone();
+        let work = move || host.stage(&source, &access, &at, credentials);
+        let done = self.locks.call(&key, "mounting it", patience, work).await;
+        self.note_told(&done, path).await;
+        done
     }
 
     async fn unstage(&self, patience: Duration, request: NodeUnstageVolumeRequest) -> Result<()> {
@@ -89,10 +92,12 @@ impl NodeService {
         let (host, of_target) = (Arc::clone(&self.host), target_key(&target));
         if request.volume_context.get(EPHEMERAL).is_some_and(|value| value == "true") {
             let source = host.source(&request.volume_id, &request.volume_context)?;
-            let key = staging_key(&host.base(&source)?);
+            let base = host.base(&source)?;
             let work = move || host.publish_ephemeral(&source, &access, &target, &shown);
             let turn = self.locks.take(&of_target, "mounting it", patience).await?;
-            return self.locks.call_too(turn, &key, work).await;
+            let done = self.locks.call_too(turn, &staging_key(&base), work).await;
+            self.note_told(&done, base).await;
+            return done;
         }
         if request.staging_target_path.is_empty() {
             return Err(Failure::not_ready("staging_target_path is missing: a volume is staged first"));
@@ -100,10 +105,12 @@ impl NodeService {
         let staged = host.path("staging_target_path", &request.staging_target_path)?;
         let source = self.host.source(&request.volume_id, &request.volume_context)?;
         let credentials = credentials(&request.secrets)?;
-        let key = staging_key(&staged);
-        let work = move || host.publish(&source, &access, (&staged, &target), &shown, credentials);
+        let (key, at) = (staging_key(&staged), staged.clone());
+        let work = move || host.publish(&source, &access, (&at, &target), &shown, credentials);
         let turn = self.locks.take(&of_target, "mounting it", patience).await?;
-        self.locks.call_too(turn, &key, work).await
+        let done = self.locks.call_too(turn, &key, work).await;
+        self.note_told(&done, staged).await;
+        done
     }
 
     async fn unpublish(&self, patience: Duration, request: NodeUnpublishVolumeRequest) -> Result<()> {

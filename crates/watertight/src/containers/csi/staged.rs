@@ -214,6 +214,8 @@ impl Host {
             check_own(&volume, path)?;
             return check_same(&mount, &volume, &spec, access);
         }
+        // Else nobody would be told any more.
+        check_told(held)?;
         check_alone(path)?;
         held.begin(&spec, credentials == Credentials::default())?;
         let (wrapper, lock) = (self.wrapper.clone(), Some(held.share()?));
@@ -258,7 +260,7 @@ impl Host {
         Err(Failure::not_ready(why))
     }
 
-    /// The caller of an unmount was told what was lost.
+    /// A caller was told what was lost.
     pub(super) fn told(&self, path: &Path) {
         // Else the next call is answered with it as well.
         if let Ok(held) = self.held(path) {

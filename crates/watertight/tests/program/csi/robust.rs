@@ -117,31 +117,34 @@ fn how_an_unmount_ended_that_a_killed_driver_had_begun_is_told() {
         parameters: HashMap::from([("url".to_owned(), driver.prefix(&hanging))]),
         ..create(name)
     };
-    let [good, bad] = ["good", "bad"].map(|name| driver.client().create(class(name)).unwrap().volume_id);
-    for (id, name) in [(&good, "good"), (&bad, "bad")] {
+    let names = ["good", "bad", "again"];
+    let [good, bad, again] = names.map(|name| driver.client().create(class(name)).unwrap().volume_id);
+    let all = [(&good, "good"), (&bad, "bad"), (&again, "again")];
+    for (id, name) in all {
         driver.client().node_stage_volume(driver.stage(id, name)).unwrap();
         fs::write(Path::new(&driver.staging(name)).join("f"), "data").unwrap();
     }
-    let killed = driver.serving("bad");
+    let killed = ["bad", "again"].map(|name| driver.serving(name));
     stalling.server.stop();
     let short = |driver: &Driver| driver.client().within(Duration::from_millis(500));
-    let both = [(&good, "good"), (&bad, "bad")];
-    for (id, name) in both {
+    for (id, name) in all {
         refused(short(&driver).node_unstage_volume(driver.unstage(id, name)), Code::Aborted, "goes on");
     }
     daemon.kill();
     daemon = driver.start();
     // The unmounts go on, and no second one begins.
-    for (id, name) in both {
+    for (id, name) in all {
         refused(
             short(&driver).node_unstage_volume(driver.unstage(id, name)),
             Code::Aborted,
             "earlier process",
         );
     }
-    // One ends well, and the other's process is killed; by then there is no driver.
+    // One ends well, and the others' processes are killed; by then there is no driver.
     daemon.kill();
-    kill_process(killed, Signal::KILL).unwrap();
+    for killed in killed {
+        kill_process(killed, Signal::KILL).unwrap();
+    }
     stalling.server.signal(Signal::CONT);
     let unmounting = |name: &str| {
         let at = driver.root.join("plugins").join(name).join("globalmount");
@@ -151,12 +154,16 @@ fn how_an_unmount_ended_that_a_killed_driver_had_begun_is_told() {
             line.contains("csi-unmount") && line.contains(at.to_str().unwrap())
         })
     };
-    eventually("both unmounts have ended", || !unmounting("good") && !unmounting("bad"));
+    eventually("all unmounts have ended", || !names.into_iter().any(unmounting));
     let _daemon = driver.start();
     let client = driver.client();
     client.node_unstage_volume(driver.unstage(&good, "good")).unwrap();
     refused(client.node_unstage_volume(driver.unstage(&bad, "bad")), Code::DataLoss, "died before");
     client.node_unstage_volume(driver.unstage(&bad, "bad")).unwrap();
+    // Staging it again tells of it as well, once.
+    refused(client.node_stage_volume(driver.stage(&again, "again")), Code::DataLoss, "died before");
+    eventually("it is staged", || client.node_stage_volume(driver.stage(&again, "again")).is_ok());
+    client.node_unstage_volume(driver.unstage(&again, "again")).unwrap();
     // What is lost is what was not on the store.
     eventually("it is staged", || client.node_stage_volume(driver.stage(&good, "good")).is_ok());
     assert_eq!(fs::read(Path::new(&driver.staging("good")).join("f")).unwrap(), b"data");
