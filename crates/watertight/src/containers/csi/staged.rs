@@ -21,6 +21,7 @@ use super::held::Held;
 use super::ids::{Prefixes, digest, host_path, url_of};
 use super::place::Place;
 use super::pod_limits::{POD_LIMITS, PodLimits};
+use super::unmounting::{self, End};
 use crate::cli::opts;
 use crate::containers::credentials::Credentials;
 use crate::containers::mounts::{self, Mounted};
@@ -212,7 +213,9 @@ impl Host {
         opts::fit(&options, &spec).map_err(|problem| Failure::invalid(format!("mountOptions: {problem}")))?;
         if let Mounted::Running(mount, volume) = Mounted::at(path).map_err(Failure::not_ready)? {
             check_own(&volume, path)?;
-            return check_same(&mount, &volume, &spec, access);
+            check_same(&mount, &volume, &spec, access)?;
+            // An earlier driver may have been killed before it noted that.
+            return if held.note().staged { Ok(()) } else { held.mounted() };
         }
         // Else nobody would be told any more.
         check_told(held)?;
@@ -234,9 +237,9 @@ impl Host {
         check_told(&held)?;
         if !is_gone(path) {
             let _looked_at = self.place(path)?;
-            check_id_at(id, path)?;
-            self.unmount(&held, path)?;
         }
+        check_id_at(id, path)?;
+        self.unmount(&held, path)?;
         held.remove();
         Ok(())
     }
@@ -249,7 +252,7 @@ impl Host {
     fn unmount(&self, held: &Held, path: &Path) -> Result<()> {
         check_alone(path)?;
         if matches!(Mounted::at(path), Ok(Mounted::No)) {
-            return Ok(());
+            return check_ended(held, path);
         }
         let (wrapper, lock) = (self.wrapper.clone(), Some(held.share()?));
         let launch = Launch { wrapper, held: lock, ..Launch::default() };
@@ -489,6 +492,25 @@ impl Host {
 /// Checks that no loss is left that nobody was told of.
 fn check_told(held: &Held) -> Result<()> {
     held.note().lost.map_or(Ok(()), |lost| Err(Failure::new(Code::DataLoss, lost)))
+}
+
+/// Checks how the volume ended that was mounted at a path where none is any more: who unmounted it
+/// may have been killed before it said so.
+fn check_ended(held: &Held, path: &Path) -> Result<()> {
+    let note = held.note();
+    if !note.staged || note.is_told {
+        return Ok(());
+    }
+    match unmounting::end_of(path) {
+        End::Well => Ok(()),
+        End::Lost(words) => Err(Failure::new(Code::DataLoss, words)),
+        End::Silent(words) => Err(Failure::not_ready(words)),
+        // As after the host's start: it says nothing about a loss.
+        End::Unknown => {
+            tracing::warn!(path = %path.shown().exact(), "no record says how the volume ended that was staged here");
+            Ok(())
+        }
+    }
 }
 
 /// What happened to the volume whose dead mount is at a path, as far as its record says.

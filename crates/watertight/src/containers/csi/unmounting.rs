@@ -12,9 +12,12 @@ use crate::containers::mounts::{self, Mounted};
 use crate::control::api::State;
 use crate::registry::target;
 use crate::term::problem::{Problem, Result};
+use crate::term::shown::Show as _;
 
 /// How often a volume is waited for that another process unmounts meanwhile.
 const ATTEMPTS: usize = 3;
+/// Files with lost data that are named.
+const NAMED_MAX: usize = 10;
 
 /// Runs the verb.
 ///
@@ -54,7 +57,7 @@ fn unmounted(path: &Path) -> std::result::Result<(), Not> {
         }
         match Mounted::at(path) {
             // Another process was faster: how the volume ended is in its record.
-            Ok(Mounted::No) if ended_well(path) => return Ok(()),
+            Ok(Mounted::No) if matches!(end_of(path), End::Well) => return Ok(()),
             Ok(Mounted::No) => return Err(Not::Lost(last)),
             Ok(Mounted::Leaving(_)) => {}
             _ => break,
@@ -63,13 +66,31 @@ fn unmounted(path: &Path) -> std::result::Result<(), Not> {
     Err(Not::Held(last))
 }
 
-/// Whether the volume that was mounted at a path last has everything on its store.
-fn ended_well(path: &Path) -> bool {
+/// How the volume ended that was mounted at a path last.
+#[derive(Debug)]
+pub(super) enum End {
+    /// Everything is on its store.
+    Well,
+    /// Not everything is.
+    Lost(String),
+    /// Its process cannot be asked, and may have data.
+    Silent(String),
+    /// The registry has no record of it (any more).
+    Unknown,
+}
+
+pub(super) fn end_of(path: &Path) -> End {
     let here = target::volumes().into_iter().filter(|volume| {
         !volume.dir.is_foreign() && !volume.is_attached() && volume.record().mountpoint.as_path() == path
     });
-    let last = here.max_by_key(|volume| volume.record().started_ms);
-    last.is_some_and(|volume| {
-        volume.record().ended.as_ref().is_some_and(|ended| ended.state == State::Released)
-    })
+    let Some(last) = here.max_by_key(|volume| volume.record().started_ms) else { return End::Unknown };
+    match &last.record().ended {
+        Some(ended) if ended.state == State::Released => End::Well,
+        Some(ended) => {
+            let headline = format!("{}: not all of its data was written", path.shown());
+            End::Lost(ended.lost(headline, NAMED_MAX).join("; "))
+        }
+        None if last.is_running() || last.found.silent.is_some() => End::Silent(last.died().to_string()),
+        None => End::Lost(last.died().to_string()),
+    }
 }

@@ -171,6 +171,31 @@ fn how_an_unmount_ended_that_a_killed_driver_had_begun_is_told() {
 }
 
 #[test]
+fn how_a_volume_ended_is_told_also_where_its_unmount_could_not_note_it() {
+    let Some(mut driver) = Driver::new() else { return };
+    let _daemon = driver.start();
+    let client = driver.client();
+    let [lost, well] = ["lost", "well"].map(|name| driver.create(name));
+    for (id, name) in [(&lost, "lost"), (&well, "well")] {
+        client.node_stage_volume(driver.stage(id, name)).unwrap();
+        fs::write(Path::new(&driver.staging(name)).join("f"), "data").unwrap();
+    }
+    // As an unmount does that is killed before it has written its note.
+    kill_process(driver.serving("lost"), Signal::KILL).unwrap();
+    rustix::mount::unmount(driver.staging("lost"), rustix::mount::UnmountFlags::DETACH).unwrap();
+    driver.rig.run(&["umount", &driver.staging("well")]).ok();
+    let mut told = None;
+    eventually("it is told", || {
+        told = client.node_unstage_volume(driver.unstage(&lost, "lost")).err();
+        told.as_ref().is_some_and(|why| why.code() == Code::DataLoss)
+    });
+    assert!(told.unwrap().message().contains("died before"));
+    for (id, name) in [(&lost, "lost"), (&well, "well")] {
+        client.node_unstage_volume(driver.unstage(id, name)).unwrap();
+    }
+}
+
+#[test]
 fn options_of_the_mount_are_those_of_an_author_who_is_not_root() {
     let Some(mut driver) = Driver::new() else { return };
     let cache = driver.rig.root.join("cache");
