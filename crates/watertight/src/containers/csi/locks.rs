@@ -2,7 +2,8 @@
 //! another's.
 //!
 //! A call that needs the turns of a target path and of a staging path (or a base) takes the target's
-//! first. None takes more than these two.
+//! first, waits a short time for the other, and does nothing there that waits for a store; what
+//! unmounts may. None takes more than these two.
 //!
 //! The table's lock is a leaf, held for a look-up. A call keeps its entry alive until its work has
 //! ended, also where its caller is gone: so the next call about the same finds the same turn.
@@ -38,6 +39,13 @@ pub(super) struct Taken {
     _entry: Arc<Entry>,
     what: &'static str,
     until: Instant,
+}
+
+impl Taken {
+    /// Has another's turn waited for no longer than this.
+    pub(super) fn within(self, patience: Duration) -> Self {
+        Self { until: self.until.min(Instant::now() + patience), ..self }
+    }
 }
 
 /// The turns, by their keys.
@@ -178,8 +186,8 @@ mod tests {
             }
             // One that does not get the second in time gives the first back.
             let _staging = locks.take("staging", "mounting", LONG).await.unwrap();
-            let taken = locks.take("target", "mounting", short).await.unwrap();
-            assert!(locks.call_too(taken, "staging", || Ok(())).await.is_err());
+            let taken = locks.take("target", "mounting", LONG).await.unwrap();
+            assert!(locks.call_too(taken.within(short), "staging", || Ok(())).await.is_err());
             assert_eq!(locks.call("target", "x", LONG, || Ok(())).await, Ok(()));
         });
     }

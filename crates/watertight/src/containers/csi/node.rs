@@ -1,6 +1,6 @@
 //! A node's volumes: staged once, shown to pods by bind mounts, given back when the last is gone.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,17 +14,23 @@ use rustix::fs::statvfs;
 
 use super::capability::Access;
 use super::controller::credentials;
-use super::deadline::patience;
+use super::deadline::{Deadline, patience};
 use super::failure::{Answered, Failure, Result, answered};
 use super::ids::check_id;
 use super::locks::Locks;
 use super::pod_limits::PodLimits;
-use super::staged::{Host, Shown};
+use super::staged::{Host, Shown, Source};
+use crate::containers::credentials::Credentials;
 use crate::term::shown::exact;
 
 /// What a pod's own volume says of itself.
 const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
-/// How long a base without pods may take to be released by this driver's start.
+/// How long a volume is shown at most in the turn of its target, the wait for the staging path's turn
+/// in it.
+const SHOW: Duration = Duration::from_secs(10);
+/// How often a base is mounted that others release before it is shown.
+const ATTEMPTS: usize = 3;
+/// How long a base without pods may take to be released.
 const RELEASE: Duration = Duration::from_secs(24 * 3600);
 
 /// The service `csi.v1.Node`.
@@ -35,11 +41,11 @@ pub(super) struct NodeService {
     pub(super) host: Arc<Host>,
 }
 
-fn staging_key(path: &std::path::Path) -> String {
+fn staging_key(path: &Path) -> String {
     format!("staging {}", exact(path))
 }
 
-fn target_key(path: &std::path::Path) -> String {
+fn target_key(path: &Path) -> String {
     format!("target {}", exact(path))
 }
 
@@ -47,15 +53,20 @@ impl NodeService {
     /// Unmounts what an earlier driver left of ephemeral volumes whose pods are gone.
     pub(super) fn release_unused(&self) {
         for base in self.host.all_bases() {
-            let (locks, host) = (Arc::clone(&self.locks), Arc::clone(&self.host));
-            tokio::spawn(async move {
-                let key = staging_key(&base);
-                let released = locks.call(&key, "unmounting it", RELEASE, move || host.release(&base)).await;
-                if let Err(failure) = released {
-                    tracing::warn!("{}", failure.words());
-                }
-            });
+            self.release_later(base);
         }
+    }
+
+    /// Unmounts a base, unless a pod shows it, while this driver goes on with other calls.
+    fn release_later(&self, base: PathBuf) {
+        let (locks, host) = (Arc::clone(&self.locks), Arc::clone(&self.host));
+        tokio::spawn(async move {
+            let key = staging_key(&base);
+            let released = locks.call(&key, "unmounting it", RELEASE, move || host.release(&base)).await;
+            if let Err(failure) = released {
+                tracing::warn!("{}", failure.words());
+            }
+        });
     }
 
     async fn stage(&self, patience: Duration, request: NodeStageVolumeRequest) -> Result<()> {
@@ -88,29 +99,72 @@ impl NodeService {
         let target = self.host.path("target_path", &request.target_path)?;
         let access = Access::parse(request.volume_capability.as_ref())?;
         let limits = PodLimits::parse(&request.volume_context)?;
+        let source = self.host.source(&request.volume_id, &request.volume_context)?;
+        let deadline = Deadline::within(patience);
         let shown = Shown { read_only: request.readonly || access.read_only, limits };
-        let (host, of_target) = (Arc::clone(&self.host), target_key(&target));
         if request.volume_context.get(EPHEMERAL).is_some_and(|value| value == "true") {
-            let source = host.source(&request.volume_id, &request.volume_context)?;
-            let base = host.base(&source)?;
-            let work = move || host.publish_ephemeral(&source, &access, &target, &shown);
-            let turn = self.locks.take(&of_target, "mounting it", patience).await?;
-            let done = self.locks.call_too(turn, &staging_key(&base), work).await;
+            let base = self.host.base(&source)?;
+            let done = self.publish_ephemeral(deadline, (source, access), (&base, target), shown).await;
             self.note_told(&done, base).await;
             return done;
         }
         if request.staging_target_path.is_empty() {
             return Err(Failure::not_ready("staging_target_path is missing: a volume is staged first"));
         }
-        let staged = host.path("staging_target_path", &request.staging_target_path)?;
-        let source = self.host.source(&request.volume_id, &request.volume_context)?;
-        let credentials = credentials(&request.secrets)?;
-        let (key, at) = (staging_key(&staged), staged.clone());
-        let work = move || host.publish(&source, &access, (&at, &target), &shown, credentials);
-        let turn = self.locks.take(&of_target, "mounting it", patience).await?;
-        let done = self.locks.call_too(turn, &key, work).await;
+        let staged = self.host.path("staging_target_path", &request.staging_target_path)?;
+        let of_volume = (source, access, credentials(&request.secrets)?);
+        let done = self.publish_staged(deadline, of_volume, (&staged, target), shown).await;
         self.note_told(&done, staged).await;
         done
+    }
+
+    /// Shows a staged volume. A store that does not answer holds up who stages it anew, and not the
+    /// target's turn: its pod can go.
+    async fn publish_staged(
+        &self,
+        deadline: Deadline,
+        (source, access, credentials): (Source, Access, Credentials),
+        (staged, target): (&Path, PathBuf),
+        shown: Shown,
+    ) -> Result<()> {
+        let key = staging_key(staged);
+        let (host, of, at) = (Arc::clone(&self.host), source.clone(), staged.to_owned());
+        let served = move || host.serve_again(&of, &access, &at, credentials);
+        self.locks.call(&key, "mounting it", deadline.left(), served).await?;
+        let turn = self.locks.take(&target_key(&target), "mounting it", deadline.left()).await?;
+        let (host, at) = (Arc::clone(&self.host), staged.to_owned());
+        let work = move || host.publish(&source, (&at, &target), &shown);
+        self.locks.call_too(turn.within(SHOW), &key, work).await
+    }
+
+    /// Mounts a directory at its base and shows it there, in turns as a staged volume.
+    async fn publish_ephemeral(
+        &self,
+        deadline: Deadline,
+        (source, access): (Source, Access),
+        (base, target): (&Path, PathBuf),
+        shown: Shown,
+    ) -> Result<()> {
+        let (key, of_target) = (staging_key(base), target_key(&target));
+        // The last of its other pods may give it back in between.
+        for _ in 0..ATTEMPTS {
+            let (host, of, at) = (Arc::clone(&self.host), (source.clone(), access.clone()), base.to_owned());
+            let served = move || host.serve_base(&of.0, &of.1, &at);
+            self.locks.call(&key, "mounting it", deadline.left(), served).await?;
+            let turn = self.locks.take(&of_target, "mounting it", deadline.left()).await?;
+            let (host, at) = (Arc::clone(&self.host), base.to_owned());
+            let (target, shown) = (target.clone(), shown.clone());
+            let work = move || host.show_base(&at, &target, &shown);
+            match self.locks.call_too(turn.within(SHOW), &key, work).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(failure) => {
+                    self.release_later(base.to_owned());
+                    return Err(failure);
+                }
+            }
+        }
+        Err(Failure::new(Code::Aborted, "other pods give the directory back meanwhile; ask again"))
     }
 
     async fn unpublish(&self, patience: Duration, request: NodeUnpublishVolumeRequest) -> Result<()> {
@@ -146,7 +200,7 @@ impl NodeService {
     /// The path of a volume that a call asks about, which need not be below the root.
     fn asked_path(volume_id: &str, path: &str) -> Result<PathBuf> {
         check_id(volume_id)?;
-        let asked = super::ids::host_path("volume_path", path, std::path::Path::new("/"));
+        let asked = super::ids::host_path("volume_path", path, Path::new("/"));
         // A path that cannot be one has no volume.
         asked.map_err(|failure| if path.is_empty() { failure } else { Failure::not_found(failure.words()) })
     }

@@ -271,6 +271,26 @@ impl Host {
         }
     }
 
+    /// Stages a volume anew, where it was staged and nobody serves it any more.
+    ///
+    /// # Errors
+    /// As [`mount`](Self::mount).
+    pub(super) fn serve_again(
+        &self,
+        source: &Source,
+        access: &Access,
+        staged: &Path,
+        credentials: Credentials,
+    ) -> Result<()> {
+        let held = self.held(staged)?;
+        match Mounted::at(staged).map_err(Failure::not_ready)? {
+            Mounted::Dead => self.stage_again(&held, source, access, staged, credentials),
+            // An earlier call has taken the dead mount away and could not mount yet.
+            Mounted::No if held.note().staged => self.stage_again(&held, source, access, staged, credentials),
+            _ => Ok(()),
+        }
+    }
+
     /// Shows a staged volume at a pod's path.
     ///
     /// # Errors
@@ -278,21 +298,13 @@ impl Host {
     pub(super) fn publish(
         &self,
         source: &Source,
-        access: &Access,
         (staged, target): (&Path, &Path),
         shown: &Shown,
-        credentials: Credentials,
     ) -> Result<()> {
         let place = self.place(target)?;
         check_target(target)?;
-        let held = self.held(staged)?;
-        let mut mounted = Mounted::at(staged).map_err(Failure::not_ready)?;
-        // Or an earlier call has taken the dead mount away and could not mount yet.
-        if matches!(mounted, Mounted::Dead) || matches!(mounted, Mounted::No) && held.note().staged {
-            self.stage_again(&held, source, access, staged, credentials)?;
-            mounted = Mounted::at(staged).map_err(Failure::not_ready)?;
-        }
-        match mounted {
+        let _held = self.held(staged)?;
+        match Mounted::at(staged).map_err(Failure::not_ready)? {
             Mounted::Running(mount, volume) => {
                 check_own(&volume, staged)?;
                 let spec = self.spec(source)?;
@@ -367,39 +379,34 @@ impl Host {
         }
     }
 
-    /// Mounts the directory of an ephemeral volume, and shows it at a pod's path.
+    /// Mounts the directory of an ephemeral volume at its base, unless it is there.
     ///
     /// # Errors
     /// Why not.
-    pub(super) fn publish_ephemeral(
-        &self,
-        source: &Source,
-        access: &Access,
-        target: &Path,
-        shown: &Shown,
-    ) -> Result<()> {
-        let place = self.place(target)?;
-        check_target(target)?;
-        let base = self.base(source)?;
+    pub(super) fn serve_base(&self, source: &Source, access: &Access, base: &Path) -> Result<()> {
         // A pod that only reads does not decide for others.
         let access = Access { read_only: false, ..access.clone() };
-        let held = self.held(&base)?;
-        if let Err(error) = DirBuilder::new().mode(0o700).create(&base)
+        let held = self.held(base)?;
+        if let Err(error) = DirBuilder::new().mode(0o700).create(base)
             && error.kind() != std::io::ErrorKind::AlreadyExists
         {
             return Err(Failure::internal(format!("cannot make the directory {}: {error}", base.shown())));
         }
-        self.mount(&held, source, &access, &base, Credentials::default())?;
-        let shown = match Mounted::at(&base).map_err(Failure::not_ready)? {
-            Mounted::Running(mount, volume) => shown.show(&mount, &volume, &place),
-            _ => Err(Failure::not_ready(format!("{} is gone again", base.shown()))),
-        };
-        drop(held);
-        if shown.is_err() {
-            // The error is the one that counts; what stays is released when the driver starts.
-            let _released = self.release(&base);
+        self.mount(&held, source, &access, base, Credentials::default())
+    }
+
+    /// Shows what is at a base at a pod's path. `false`: it has been released meanwhile.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn show_base(&self, base: &Path, target: &Path, shown: &Shown) -> Result<bool> {
+        let place = self.place(target)?;
+        check_target(target)?;
+        let _held = self.held(base)?;
+        match Mounted::at(base).map_err(Failure::not_ready)? {
+            Mounted::Running(mount, volume) => shown.show(&mount, &volume, &place).map(|()| true),
+            _ => Ok(false),
         }
-        shown
     }
 
     /// The base that a pod's path shows, if it shows one.

@@ -308,6 +308,34 @@ fn a_store_that_hangs_aborts_its_own_calls_and_holds_up_no_other() {
 }
 
 #[test]
+fn a_pod_goes_while_its_volume_is_staged_anew_on_a_store_that_hangs() {
+    let Some(stalling) = Stalling::new() else { return };
+    let Some(mut driver) = Driver::new() else { return };
+    let hanging = stalling.rig.store.clone();
+    driver.more = vec!["--url-prefix".to_owned(), driver.prefix(&hanging)];
+    let _daemon = driver.start();
+    let client = driver.client();
+    let class = CreateVolumeRequest {
+        parameters: HashMap::from([("url".to_owned(), driver.prefix(&hanging))]),
+        ..create("slow")
+    };
+    let id = client.create(class).unwrap().volume_id;
+    client.node_stage_volume(driver.stage(&id, "slow")).unwrap();
+    client.node_publish_volume(driver.publish(&id, "slow", "p")).unwrap();
+    let target = driver.target("p");
+    kill_process(driver.serving("slow"), Signal::KILL).unwrap();
+    eventually("its process is gone", || fs::metadata(&target).is_err());
+    stalling.server.stop();
+    let short = driver.client().within(Duration::from_millis(500));
+    refused(short.node_publish_volume(driver.publish(&id, "slow", "p")), Code::Aborted, "goes on");
+    let begun = Instant::now();
+    client.node_unpublish_volume(driver.unpublish(&id, "p")).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(10) && !is_mounted(Path::new(&target)));
+    stalling.server.signal(Signal::CONT);
+    eventually("it is unstaged", || client.node_unstage_volume(driver.unstage(&id, "slow")).is_ok());
+}
+
+#[test]
 fn what_a_hostile_caller_asks_for_is_refused() {
     let Some(mut driver) = Driver::new() else { return };
     let _daemon = driver.start();
