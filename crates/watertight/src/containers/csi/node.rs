@@ -18,7 +18,7 @@ use super::deadline::{Deadline, patience};
 use super::failure::{Answered, Failure, Result, answered};
 use super::ids::check_id;
 use super::locks::Locks;
-use super::pod_limits::PodLimits;
+use super::pod_limits::{CgroupLimits, PodLimits};
 use super::staged::{Host, Shown, Source};
 use crate::containers::credentials::Credentials;
 use crate::term::shown::exact;
@@ -100,22 +100,31 @@ impl NodeService {
         let access = Access::parse(request.volume_capability.as_ref())?;
         let limits = PodLimits::parse(&request.volume_context)?;
         let source = self.host.source(&request.volume_id, &request.volume_context)?;
+        let is_ephemeral = request.volume_context.get(EPHEMERAL).is_some_and(|value| value == "true");
+        if !is_ephemeral && request.staging_target_path.is_empty() {
+            return Err(Failure::not_ready("staging_target_path is missing: a volume is staged first"));
+        }
         let deadline = Deadline::within(patience);
+        let limits = Self::of_pod(limits, deadline).await?;
         let shown = Shown { read_only: request.readonly || access.read_only, limits };
-        if request.volume_context.get(EPHEMERAL).is_some_and(|value| value == "true") {
+        if is_ephemeral {
             let base = self.host.base(&source)?;
             let done = self.publish_ephemeral(deadline, (source, access), (&base, target), shown).await;
             self.note_told(&done, base).await;
             return done;
-        }
-        if request.staging_target_path.is_empty() {
-            return Err(Failure::not_ready("staging_target_path is missing: a volume is staged first"));
         }
         let staged = self.host.path("staging_target_path", &request.staging_target_path)?;
         let of_volume = (source, access, credentials(&request.secrets)?);
         let done = self.publish_staged(deadline, of_volume, (&staged, target), shown).await;
         self.note_told(&done, staged).await;
         done
+    }
+
+    /// A pod's limits with its cgroup, which may have to be waited for: before any turn is taken.
+    async fn of_pod(limits: Option<PodLimits>, deadline: Deadline) -> Result<Option<CgroupLimits>> {
+        let Some(limits) = limits else { return Ok(None) };
+        let found = tokio::task::spawn_blocking(move || limits.find(deadline.left())).await;
+        found.map_err(|error| Failure::internal(error.to_string()))?.map(Some)
     }
 
     /// Shows a staged volume. A store that does not answer holds up who stages it anew, and not the

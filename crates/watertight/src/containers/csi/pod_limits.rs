@@ -33,6 +33,7 @@ const POD_UID: &str = "csi.storage.k8s.io/pod.uid";
 /// How long a pod's cgroup is waited for, which kubelet makes beside this call.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// The limits of each pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,11 +72,12 @@ impl PodLimits {
         Ok(Some(Self { change, pod: attributes.get(POD_UID).cloned() }))
     }
 
-    /// Sets them on a volume for the pod's cgroup, and lifts those of pods that are gone.
+    /// Finds the pod's cgroup, which kubelet makes beside the call; waits for it for some seconds, and
+    /// no longer than this. No turn is held by it.
     ///
     /// # Errors
     /// The pod is not known; it has no cgroup yet.
-    pub(super) fn apply(&self, client: &Client) -> Result<()> {
+    pub(super) fn find(self, patience: Duration) -> Result<CgroupLimits> {
         let uid = self.pod.as_deref().filter(|uid| pods::is_uid(uid)).ok_or_else(|| {
             Failure::not_ready(
                 "pods have limits on this volume, and the call does not say which pod it is for: the \
@@ -85,25 +87,47 @@ impl PodLimits {
         let tree = Hierarchy::find(&Choice::Auto).ok().flatten();
         let tree =
             tree.ok_or_else(|| Failure::not_ready("this node has no cgroups that limits could be for"))?;
-        let cgroup = wait_for(&tree, uid, PATIENCE).ok_or_else(|| {
+        let cgroup = wait_for(&tree, uid, PATIENCE.min(patience)).ok_or_else(|| {
             let why = format!("there is no cgroup of the pod {uid} yet, which has limits; ask again");
             Failure::new(Code::Unavailable, why)
         })?;
-        set(client, &cgroup, &self.change)?;
-        lift_of_gone(client, &tree)
+        Ok(CgroupLimits { change: self.change, cgroup, tree })
+    }
+}
+
+/// The limits of a pod whose cgroup is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct CgroupLimits {
+    change: String,
+    cgroup: String,
+    tree: Hierarchy,
+}
+
+impl CgroupLimits {
+    /// Sets them on a volume, and lifts those of pods that are gone.
+    ///
+    /// # Errors
+    /// The volume's process does not do that.
+    pub(super) fn apply(&self, client: &Client) -> Result<()> {
+        set(client, &self.cgroup, &self.change)?;
+        lift_of_gone(client, &self.tree)
     }
 }
 
 fn wait_for(tree: &Hierarchy, uid: &str, patience: Duration) -> Option<String> {
     let until = Instant::now() + patience;
+    let mut pause = PAUSE;
     loop {
         if let Some(found) = pods::cgroup_of(tree.mountpoint(), uid) {
             return found.into_os_string().into_string().ok();
         }
-        if Instant::now() >= until {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
             return None;
         }
-        thread::sleep(PAUSE);
+        // Each look goes through all of the tree.
+        thread::sleep(pause.min(left));
+        pause = (pause * 2).min(PAUSE_MAX);
     }
 }
 

@@ -20,7 +20,7 @@ use super::failure::{Failure, Result};
 use super::held::Held;
 use super::ids::{Prefixes, digest, host_path, url_of};
 use super::place::Place;
-use super::pod_limits::{POD_LIMITS, PodLimits};
+use super::pod_limits::{CgroupLimits, POD_LIMITS};
 use super::unmounting::{self, End};
 use crate::cli::opts;
 use crate::containers::credentials::Credentials;
@@ -74,7 +74,7 @@ pub(super) enum Source {
 #[derive(Debug, Clone)]
 pub(super) struct Shown {
     pub(super) read_only: bool,
-    pub(super) limits: Option<PodLimits>,
+    pub(super) limits: Option<CgroupLimits>,
 }
 
 impl Shown {
