@@ -9,7 +9,7 @@ use csi_proto::tonic::Code;
 use volume::LimitChange;
 
 use super::failure::{Failure, Result};
-use crate::control::api::LimitRequest;
+use crate::control::api::{LimitRequest, Limits};
 use crate::control::client::Client;
 use crate::host::pods::{self, Pods};
 use crate::term::units::parse_bytes;
@@ -104,13 +104,17 @@ pub(super) struct CgroupLimits {
 }
 
 impl CgroupLimits {
-    /// Sets them on a volume, and lifts those of pods that are gone.
+    /// Sets them on a volume, and lifts those of pods that are gone. Where the pod has the volume
+    /// already, what an administrator has changed since stays: kubelet publishes again and again.
     ///
     /// # Errors
     /// The volume's process does not do that.
-    pub(super) fn apply(&self, client: &Client) -> Result<()> {
-        set(client, &self.cgroup, &self.change)?;
-        lift_of_gone(client, &self.tree)
+    pub(super) fn apply(&self, client: &Client, is_new: bool) -> Result<()> {
+        let all = client.limits().map_err(|error| Failure::new(Code::Unavailable, error.to_string()))?;
+        if is_new || all.limits.iter().all(|own| own.cgroup != self.cgroup) {
+            set(client, &self.cgroup, &self.change)?;
+        }
+        lift_of_gone(client, &self.tree, &all)
     }
 }
 
@@ -138,8 +142,7 @@ fn set(client: &Client, cgroup: &str, limits: &str) -> Result<()> {
 }
 
 /// A limit is of a cgroup's path, and stays when the pod is gone.
-fn lift_of_gone(client: &Client, tree: &Hierarchy) -> Result<()> {
-    let all = client.limits().map_err(|error| Failure::new(Code::Unavailable, error.to_string()))?;
+fn lift_of_gone(client: &Client, tree: &Hierarchy, all: &Limits) -> Result<()> {
     let of_pods = Pods::default();
     for own in all.limits.iter().map(|own| own.cgroup.as_str()) {
         if of_pods.at(own).is_some() && tree.look_up(std::path::Path::new(own)).is_none() {

@@ -78,11 +78,14 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// Shows it, with the pod's limits set before.
+    /// Shows it, with the pod's limits set before, unless it is shown there already.
     fn show(&self, mount: &Mount, volume: &RegisteredVolume, place: &Place) -> Result<()> {
         if let Some(limits) = &self.limits {
             let client = volume.client().map_err(|problem| Failure::not_ready(problem.to_string()))?;
-            limits.apply(client)?;
+            let table = MountTable::read();
+            let there = table.at(place.path());
+            let is_new = there.is_none_or(|there| Device::of(there) != Device::of(mount));
+            limits.apply(client, is_new)?;
         }
         bind::show(mount, place, self.read_only)
     }

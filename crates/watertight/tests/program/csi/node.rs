@@ -223,6 +223,16 @@ fn each_pod_has_its_limits_for_as_long_as_it_is_there() {
     let [own] = limits().try_into().unwrap();
     assert_eq!(own["cgroup"], pod.path().to_str().unwrap());
     assert_eq!((&own["wbps"], &own["sync_isolation"]), (&(256 << 10).into(), &true.into()), "{own}");
+    // What an administrator changes stays when kubelet publishes again, as it does now and then.
+    let at = driver.staging("a");
+    driver.rig.run(&["limit", pod.path().to_str().unwrap(), &at, "wbps=128K"]).ok();
+    publish("p", UID).unwrap();
+    let [own] = limits().try_into().unwrap();
+    assert_eq!(own["wbps"], 128 << 10, "{own}");
+    client.node_unpublish_volume(driver.unpublish(&id, "p")).unwrap();
+    publish("p", UID).unwrap();
+    let [own] = limits().try_into().unwrap();
+    assert_eq!(own["wbps"], 256 << 10, "{own}");
     // What the pod's container writes takes its time; others' does not.
     let write = |file: &str| {
         let file = format!("of={}", Path::new(&driver.target("p")).join(file).display());
