@@ -3,7 +3,7 @@
 //! A cgroup of a pod has the pod's UID in its name, whichever driver kubelet has for cgroups
 //! (`/kubepods/burstable/podUID/CONTAINER` or
 //! `/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice/cri-containerd-CONTAINER.scope`)
-//! and whichever version they are of. Names are those of kubelet's logs: a directory
+//! and whichever version they are of; one above it is kubelet's `kubepods`. Names are those of kubelet's logs: a directory
 //! `NAMESPACE_POD_UID` for each pod, and a link `POD_NAMESPACE_CONTAINER-ID.log` for each container.
 
 use std::collections::{HashMap, VecDeque};
@@ -108,10 +108,14 @@ pub fn cgroups_of(pid: u32) -> Vec<String> {
     text.lines().filter_map(|line| line.splitn(3, ':').nth(2).map(str::to_owned)).collect()
 }
 
+/// Whether it is root's, or this process's own.
+fn is_roots(meta: &fs::Metadata) -> bool {
+    meta.uid() == rustix::process::geteuid().as_raw() || meta.uid() == 0
+}
+
 /// The names in a directory of root's, up to a bound; of another's, none: nobody else names pods.
 fn names_in(dir: &Path) -> Vec<String> {
-    let is_roots = |meta: fs::Metadata| meta.uid() == rustix::process::geteuid().as_raw() || meta.uid() == 0;
-    let is_closed = fs::metadata(dir).is_ok_and(|meta| meta.mode() & 0o022 == 0 && is_roots(meta));
+    let is_closed = fs::metadata(dir).is_ok_and(|meta| meta.mode() & 0o022 == 0 && is_roots(&meta));
     let entries = fs::read_dir(dir).ok().filter(|_| is_closed).into_iter().flatten().take(ENTRIES_MAX);
     entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
@@ -126,14 +130,25 @@ pub fn is_uid(text: &str) -> bool {
 /// The UID of the pod, and the id of the container, in a cgroup's path.
 fn parse(path: &str) -> Option<(String, Option<String>)> {
     let mut parts = path.split('/');
-    let uid = parts.by_ref().find_map(uid_of)?;
+    let mut is_below = false;
+    let uid = parts.by_ref().find_map(|part| {
+        let uid = uid_of(part).filter(|_| is_below);
+        is_below |= has_pods(part);
+        uid
+    })?;
     // `ID`, `crio-ID.scope`, `cri-containerd-ID.scope`.
     let container = parts.next().map(|part| part.strip_suffix(".scope").unwrap_or(part));
     let id = container.and_then(|name| name.rsplit('-').next()).filter(|id| !id.is_empty());
     Some((uid, id.map(str::to_owned)))
 }
 
-/// The UID of the pod whose cgroup has this name.
+/// Whether the cgroup of this name is the one that kubelet has all pods in, or a class of them.
+fn has_pods(name: &str) -> bool {
+    const PODS: &str = "kubepods";
+    name == PODS || name.strip_suffix(".slice").is_some_and(|slice| slice.split('-').any(|part| part == PODS))
+}
+
+/// The UID of the pod whose cgroup has this name, below one that [has pods](has_pods).
 fn uid_of(name: &str) -> Option<String> {
     // In systemd's names, dashes are levels.
     let uid = match name.strip_suffix(".slice") {
@@ -143,25 +158,27 @@ fn uid_of(name: &str) -> Option<String> {
     is_uid(&uid).then_some(uid)
 }
 
-/// The path of a pod's cgroup below the root of a tree, if it is there.
+/// The path of a pod's cgroup below the root of a tree, if it is there. Directories of ordinary users,
+/// which may give cgroups of theirs any names, are not looked into.
 #[must_use]
 pub fn cgroup_of(tree: &Path, uid: &str) -> Option<PathBuf> {
     let mut looked = 0;
-    let mut queue = VecDeque::from([(PathBuf::from("/"), 0)]);
-    while let Some((at, depth)) = queue.pop_front() {
+    let mut queue = VecDeque::from([(PathBuf::from("/"), 0, false)]);
+    while let Some((at, depth, is_below)) = queue.pop_front() {
         let dir = tree.join(at.strip_prefix("/").unwrap_or(&at));
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            if !entry.metadata().is_ok_and(|meta| meta.is_dir() && is_roots(&meta)) {
                 continue;
             }
             let Ok(name) = entry.file_name().into_string() else { continue };
-            match uid_of(&name) {
+            match uid_of(&name).filter(|_| is_below) {
                 Some(found) if found == uid => return Some(at.join(name)),
                 // Another's pod has none below it.
                 Some(_) => {}
                 None if depth < DEPTH_MAX && looked < ENTRIES_MAX => {
                     looked += 1;
-                    queue.push_back((at.join(name), depth + 1));
+                    let is_below = is_below || has_pods(&name);
+                    queue.push_back((at.join(name), depth + 1, is_below));
                 }
                 None => {}
             }
@@ -210,6 +227,12 @@ mod tests {
             ["/", "", "/system.slice", "/kubepods/podium", "/pods/pod1", "/user.slice/user-pod.slice"]
         {
             assert_eq!(known.at(other), None, "{other}");
+        }
+        // What an ordinary user calls a cgroup.
+        for above in ["", "/user.slice/user-1.slice/user@1.service", "/kubepodsx", "/akubepods.slice"] {
+            for pod in [format!("{above}/pod{UID}"), format!("{above}/kubepods-pod{SLICE}.slice/a.scope")] {
+                assert_eq!(known.at(&pod), None, "{pod}");
+            }
         }
         // A directory that others can write names nobody.
         fs::set_permissions(&pods, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
@@ -266,6 +289,20 @@ mod tests {
             }
             assert_eq!(cgroup_of(tree.path(), UID).as_deref(), Some(Path::new(&pod)));
             assert_eq!(cgroup_of(tree.path(), &UID.replace('0', "2")), None);
+        }
+    }
+    #[test]
+    fn a_cgroup_of_an_ordinary_user_is_no_pod_s() {
+        let tree = tempfile::tempdir().unwrap();
+        let user = tree.path().join("user.slice/user@1.service");
+        fs::create_dir_all(user.join(format!("pod{UID}"))).unwrap();
+        assert_eq!(cgroup_of(tree.path(), UID), None);
+        let pods = user.join("kubepods");
+        fs::create_dir_all(pods.join(format!("pod{UID}"))).unwrap();
+        assert!(cgroup_of(tree.path(), UID).is_some());
+        // Only root can give it to another.
+        if std::os::unix::fs::chown(&user, Some(1), None).is_ok() {
+            assert_eq!(cgroup_of(tree.path(), UID), None);
         }
     }
 }
