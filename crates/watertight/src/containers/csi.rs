@@ -9,16 +9,17 @@
 //! | `locks` | a turn for each volume and each path; a call that is late goes on |
 //! | `held` | a staging path is locked while a mount or an unmount there goes on; what is known of it |
 //! | `staged`, `bind`, `place` | what a node does: mounting, bind mounts, what is there |
+//! | `targets` | which ephemeral volume a pod's path shows, until who unmounts knows how that ended |
 //! | `unmounting` | an unmount that outlives the driver, and its result: `csi-unmount` |
 //! | `pod_limits` | what a class or a volume lets each pod do |
 //! | `allowed` | options that authors of classes and volumes may give |
 //! | `bucket`, `step` | what the controller does, in processes of their own: `csi-step` |
 //! | `launch` | where mount processes run, and how a driver leaves its container |
 //!
-//! The driver keeps nothing in memory: the kernel's mount table, the registry of mount processes, the
-//! buckets and the notes in the locks' files say what there is. So it may be killed at any point, and
-//! the next call goes on from what it finds. Mounts are served by processes in the background, which
-//! no end of the driver touches.
+//! The driver keeps next to nothing: the kernel's mount table, the registry of mount processes and the
+//! buckets say what there is; notes in its state directory say what is still to be told. So it may be
+//! killed at any point, and the next call goes on from what it finds. Mounts are served by processes in
+//! the background, which no end of the driver touches.
 //!
 //! # Deadlines
 //! A call that does not end in its caller's time goes on, keeps its turn, and is answered with
@@ -45,6 +46,7 @@ mod server;
 mod snapshots;
 mod staged;
 pub mod step;
+mod targets;
 mod time;
 pub mod unmounting;
 
@@ -71,6 +73,7 @@ pub use pod_limits::POD_LIMITS;
 use server::Services;
 pub use staged::ATTRIBUTES;
 use staged::Host;
+use targets::Targets;
 
 /// Calls that wait for processes or the disk, each on a thread.
 const THREADS_MAX: usize = 4096;
@@ -131,8 +134,9 @@ fn host(args: &CsiArgs, state: &Path, prefixes: Prefixes) -> Result<Host> {
     // As the kernel's table has it.
     let state = fs::canonicalize(state)
         .map_err(|error| Problem::failure(format!("--state {}: {error}", state.shown())))?;
-    let [logs, bases, held] = ["logs", "directories", "locks"].map(|name| state.join(name));
-    for dir in [&logs, &bases, &held] {
+    let [logs, bases, held, targets] =
+        ["logs", "directories", "locks", "targets"].map(|name| state.join(name));
+    for dir in [&logs, &bases, &held, &targets] {
         let _own = own_dir(dir)?;
     }
     if let Some(relative) = args.directory.iter().find(|directory| !directory.is_absolute()) {
@@ -140,7 +144,8 @@ fn host(args: &CsiArgs, state: &Path, prefixes: Prefixes) -> Result<Host> {
     }
     let (options, wrapper) = (NodeOptions::parse(args)?, launch::wrapper(args.mounts));
     let directories = args.directory.clone();
-    Ok(Host { root, prefixes, directories, options, logs, bases, held, wrapper })
+    let targets = Targets::new(targets);
+    Ok(Host { root, prefixes, directories, options, logs, bases, held, targets, wrapper })
 }
 
 /// The path of `unix:///PATH`, `unix:PATH` or `PATH`.

@@ -32,6 +32,9 @@ const SHOW: Duration = Duration::from_secs(10);
 const ATTEMPTS: usize = 3;
 /// How long a base without pods may take to be released.
 const RELEASE: Duration = Duration::from_secs(24 * 3600);
+/// How long it waits until it tries that again.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// The service `csi.v1.Node`.
 #[derive(Debug)]
@@ -52,6 +55,7 @@ fn target_key(path: &Path) -> String {
 impl NodeService {
     /// Unmounts what an earlier driver left of ephemeral volumes whose pods are gone.
     pub(super) fn release_unused(&self) {
+        self.host.forget_gone();
         for base in self.host.all_bases() {
             self.release_later(base);
         }
@@ -61,10 +65,22 @@ impl NodeService {
     fn release_later(&self, base: PathBuf) {
         let (locks, host) = (Arc::clone(&self.locks), Arc::clone(&self.host));
         tokio::spawn(async move {
-            let key = staging_key(&base);
-            let released = locks.call(&key, "unmounting it", RELEASE, move || host.release(&base)).await;
-            if let Err(failure) = released {
-                tracing::warn!("{}", failure.words());
+            let (key, deadline) = (staging_key(&base), Deadline::within(RELEASE));
+            let mut pause = PAUSE;
+            loop {
+                let (host, at) = (Arc::clone(&host), base.clone());
+                let work = move || host.release(&at);
+                let Err(failure) = locks.call(&key, "unmounting it", deadline.left(), work).await else {
+                    return;
+                };
+                // What was lost stays noted, and is told to who unpublishes.
+                if failure.code != Code::Aborted || deadline.left().is_zero() {
+                    tracing::warn!("{}", failure.words());
+                    return;
+                }
+                // An unmount that an earlier driver began goes on.
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PAUSE_MAX);
             }
         });
     }
@@ -189,10 +205,7 @@ impl NodeService {
             return self.locks.call_too(turn, &key, work).await;
         };
         let (key, at) = (staging_key(&base), base.clone());
-        let work = move || {
-            host.unpublish(&request.volume_id, &target)?;
-            host.release(&at)
-        };
+        let work = move || host.unpublish_ephemeral(&request.volume_id, &target, &at);
         let done = self.locks.call_too(turn, &key, work).await;
         self.note_told(&done, base).await;
         done

@@ -21,6 +21,7 @@ use super::held::Held;
 use super::ids::{Prefixes, digest, host_path, url_of};
 use super::place::Place;
 use super::pod_limits::{CgroupLimits, POD_LIMITS};
+use super::targets::Targets;
 use super::unmounting::{self, End};
 use crate::cli::opts;
 use crate::containers::credentials::Credentials;
@@ -57,6 +58,8 @@ pub(super) struct Host {
     pub(super) bases: PathBuf,
     /// Where the locks of staging paths are.
     pub(super) held: PathBuf,
+    /// Which bases pods' paths show.
+    pub(super) targets: Targets,
     /// The command that runs a mount process outside of this one's cgroup.
     pub(super) wrapper: Vec<OsString>,
 }
@@ -407,17 +410,40 @@ impl Host {
         check_target(target)?;
         let _held = self.held(base)?;
         match Mounted::at(base).map_err(Failure::not_ready)? {
-            Mounted::Running(mount, volume) => shown.show(&mount, &volume, &place).map(|()| true),
+            Mounted::Running(mount, volume) => {
+                let name = base.file_name().unwrap_or_default().to_string_lossy();
+                let kept = self.targets.keep(target, &name);
+                kept.map_err(|error| Failure::internal(format!("cannot keep the target path: {error}")))?;
+                shown.show(&mount, &volume, &place).map(|()| true)
+            }
             _ => Ok(false),
         }
     }
 
-    /// The base that a pod's path shows, if it shows one.
+    /// The base that a pod's path shows, or showed until an unpublishing that has not ended well yet.
     pub(super) fn base_of(&self, target: &Path) -> Option<PathBuf> {
         let table = MountTable::read();
-        let there = table.at(target)?;
-        let base = table.of_device(Device::of(there)).find(|mount| mount.mountpoint.starts_with(&self.bases));
-        base.map(|mount| mount.mountpoint.clone())
+        let shown = table.at(target).and_then(|there| {
+            table.of_device(Device::of(there)).find(|mount| mount.mountpoint.starts_with(&self.bases))
+        });
+        let base = shown.map(|mount| mount.mountpoint.clone());
+        base.or_else(|| self.targets.base_of(target).map(|name| self.bases.join(name)))
+    }
+
+    /// Removes a pod's mount of an ephemeral volume, and unmounts its base if no other pod shows it.
+    ///
+    /// # Errors
+    /// As [`unpublish`](Self::unpublish) and [`release`](Self::release).
+    pub(super) fn unpublish_ephemeral(&self, id: &str, target: &Path, base: &Path) -> Result<()> {
+        self.unpublish(id, target)?;
+        self.release(base)?;
+        self.targets.forget(target);
+        Ok(())
+    }
+
+    /// Forgets paths of pods that are gone.
+    pub(super) fn forget_gone(&self) {
+        self.targets.forget_all(is_gone);
     }
 
     /// Unmounts a base that no pod shows any more.

@@ -309,7 +309,7 @@ fn a_call_for_another_volume_or_one_that_is_mounted_elsewhere_is_refused() {
     assert_eq!(driver.holder(&a), Value::Null);
 }
 
-fn attributes(path: &Path, more: &[(&str, &str)]) -> HashMap<String, String> {
+pub(super) fn attributes(path: &Path, more: &[(&str, &str)]) -> HashMap<String, String> {
     let path = path.to_str().unwrap();
     let all = [("type", "directory"), ("path", path)];
     all.iter().chain(more).map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()

@@ -171,6 +171,46 @@ fn how_an_unmount_ended_that_a_killed_driver_had_begun_is_told() {
 }
 
 #[test]
+fn how_an_ephemeral_volume_ended_is_told_to_its_pod_s_unpublishing() {
+    let Some(stalling) = Stalling::new() else { return };
+    let Some(mut driver) = Driver::new() else { return };
+    let data = stalling.rig.store.clone();
+    driver.more = vec!["--directory".to_owned(), data.parent().unwrap().to_str().unwrap().to_owned()];
+    let mut daemon = driver.start();
+    let publish = NodePublishVolumeRequest {
+        volume_context: super::node::attributes(&data, &[("csi.storage.k8s.io/ephemeral", "true")]),
+        staging_target_path: String::new(),
+        ..driver.publish("csi-e", "none", "e")
+    };
+    driver.client().node_publish_volume(publish).unwrap();
+    fs::write(Path::new(&driver.target("e")).join("f"), "data").unwrap();
+    let [volume] = driver.rig.status()["volumes"].as_array().unwrap().clone().try_into().unwrap();
+    let serving = i32::try_from(volume["pid"].as_i64().unwrap()).unwrap();
+    stalling.server.stop();
+    let unpublish = |driver: &Driver, time: Duration| {
+        driver.client().within(time).node_unpublish_volume(driver.unpublish("csi-e", "e"))
+    };
+    let short = Duration::from_millis(500);
+    refused(unpublish(&driver, short), Code::Aborted, "goes on");
+    assert!(!is_mounted(Path::new(&driver.target("e"))));
+    daemon.kill();
+    let _daemon = driver.start();
+    refused(unpublish(&driver, short), Code::Aborted, "ask again");
+    kill_process(rustix::process::Pid::from_raw(serving).unwrap(), Signal::KILL).unwrap();
+    stalling.server.signal(Signal::CONT);
+    let mut told = None;
+    eventually("it is told", || {
+        told = unpublish(&driver, Duration::from_secs(60)).err();
+        told.as_ref().is_none_or(|why| why.code() != Code::Aborted)
+    });
+    assert_eq!(told.unwrap().code(), Code::DataLoss);
+    eventually("it is unpublished", || unpublish(&driver, Duration::from_secs(60)).is_ok());
+    for left in ["directories", "targets"] {
+        assert_eq!(fs::read_dir(driver.rig.root.join("state").join(left)).unwrap().count(), 0, "{left}");
+    }
+}
+
+#[test]
 fn how_a_volume_ended_is_told_also_where_its_unmount_could_not_note_it() {
     let Some(mut driver) = Driver::new() else { return };
     let _daemon = driver.start();
