@@ -80,7 +80,17 @@ pub(super) fn ask<A: AsRef<OsStr>>(
     written.map_err(|error| format!("cannot write a temporary file: {error}"))?;
     let out = answer.try_clone().map_err(made)?;
     finish(command(launch, arguments).stdin(question).stdout(out), patience)?;
-    bytes(&mut answer, ANSWER_BYTES_MAX)
+    whole(&mut answer, ANSWER_BYTES_MAX)
+}
+
+/// An answer that is not longer than this.
+#[cfg(feature = "csi")]
+fn whole(file: &mut File, most: u64) -> Result<Vec<u8>, String> {
+    let answer = bytes(file, most.saturating_add(1))?;
+    if answer.len() as u64 > most {
+        return Err(format!("a process of watertight answered with more than {most} bytes"));
+    }
+    Ok(answer)
 }
 
 fn command<A: AsRef<OsStr>>(launch: &Launch, arguments: &[A]) -> Command {
@@ -147,5 +157,18 @@ fn pid(child: &Child) -> Option<Pid> {
 fn terminate(child: &Child) {
     if let Some(pid) = pid(child) {
         let _ended_meanwhile = kill_process(pid, Signal::TERM);
+    }
+}
+
+#[cfg(all(test, feature = "csi"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_is_too_long_is_an_error() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"answer").unwrap();
+        assert_eq!(whole(&mut file, 6).unwrap(), b"answer");
+        assert!(whole(&mut file, 5).unwrap_err().contains("more than 5 bytes"));
     }
 }

@@ -19,6 +19,9 @@ use crate::term::problem::{Problem, Result};
 const QUESTION_BYTES_MAX: u64 = 64 << 10;
 /// Volumes whose snapshots one step looks at.
 const VOLUMES_AT_ONCE: usize = 64;
+/// From so many snapshots on, a step looks at no further volume. With those of one volume more, which
+/// are a thousand at most, they are an answer that is read whole.
+const SNAPSHOTS_AT_ONCE: usize = 1000;
 
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -176,19 +179,35 @@ impl Step {
             Self::Snapshots { url } => Ok(Answer::Snapshots { all: snapshots(&url)?, next: None }),
             Self::AllSnapshots { prefix, after } => {
                 let (names, next) = objects::volumes(&prefix, after.as_deref(), VOLUMES_AT_ONCE)?;
-                let mut all = Vec::new();
-                for name in names {
-                    match snapshots(&format!("{prefix}/{name}")) {
-                        Ok(more) => all.extend(more),
-                        // Deleted meanwhile.
-                        Err(error) if error.kind() == ErrorKind::NotFound => {}
-                        Err(error) => return Err(error),
-                    }
-                }
+                let of = |name: &str| match snapshots(&format!("{prefix}/{name}")) {
+                    // Deleted meanwhile.
+                    Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+                    found => found,
+                };
+                let (all, next) = collected(names, next, SNAPSHOTS_AT_ONCE, of)?;
                 Ok(Answer::Snapshots { all, next })
             }
         }
     }
+}
+
+/// The snapshots of these volumes, and the volume behind which more may be: of further volumes, or of
+/// those that were left out because there are enough.
+fn collected(
+    names: Vec<String>,
+    next: Option<String>,
+    enough: usize,
+    of: impl Fn(&str) -> store::Result<Vec<Snapshot>>,
+) -> store::Result<(Vec<Snapshot>, Option<String>)> {
+    let mut all = Vec::new();
+    let mut names = names.into_iter().peekable();
+    while let Some(name) = names.next() {
+        all.extend(of(&name)?);
+        if all.len() >= enough && names.peek().is_some() {
+            return Ok((all, Some(name)));
+        }
+    }
+    Ok((all, next))
 }
 
 fn snapshots(url: &str) -> store::Result<Vec<Snapshot>> {
@@ -307,5 +326,34 @@ fn expand(url: &str, bytes: u64) -> store::Result<Answer> {
         Ok(_) => Ok(Answer::Volume { bytes: Some(bytes) }),
         Err(error) if error.kind() == ErrorKind::Busy => Ok(Answer::Held),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_ends_with_the_volume_that_makes_its_snapshots_enough() {
+        let of = |volume: &str| {
+            let one = |n: usize| Snapshot {
+                volume: volume.to_owned(),
+                name: n.to_string(),
+                created: String::new(),
+                bytes: 0,
+            };
+            Ok((0..3).map(one).collect())
+        };
+        let names = || ["a", "b", "c"].map(str::to_owned).to_vec();
+        let end = |next: Option<&str>, enough| {
+            let (all, next) = collected(names(), next.map(str::to_owned), enough, of).unwrap();
+            (all.len(), next)
+        };
+        assert_eq!(end(Some("x"), 100), (9, Some("x".to_owned())));
+        assert_eq!(end(None, 100), (9, None));
+        for enough in [4, 6] {
+            assert_eq!(end(Some("x"), enough), (6, Some("b".to_owned())), "{enough}");
+        }
+        assert_eq!(end(None, 7), (9, None));
     }
 }
