@@ -176,7 +176,7 @@ fn how_an_ephemeral_volume_ended_is_told_to_its_pod_s_unpublishing() {
     let Some(mut driver) = Driver::new() else { return };
     let data = stalling.rig.store.clone();
     driver.more = vec!["--directory".to_owned(), data.parent().unwrap().to_str().unwrap().to_owned()];
-    let mut daemon = driver.start();
+    let daemon = driver.start();
     let publish = NodePublishVolumeRequest {
         volume_context: super::node::attributes(&data, &[("csi.storage.k8s.io/ephemeral", "true")]),
         staging_target_path: String::new(),
