@@ -411,7 +411,7 @@ impl Host {
         let _held = self.held(base)?;
         match Mounted::at(base).map_err(Failure::not_ready)? {
             Mounted::Running(mount, volume) => {
-                let name = base.file_name().unwrap_or_default().to_string_lossy();
+                let name = exact(base.file_name().unwrap_or_default());
                 let kept = self.targets.keep(target, &name);
                 kept.map_err(|error| Failure::internal(format!("cannot keep the target path: {error}")))?;
                 shown.show(&mount, &volume, &place).map(|()| true)

@@ -142,6 +142,8 @@ fn publishing_serves_a_volume_again_whose_process_died() {
         fs::File::open(&file).unwrap().sync_all().unwrap();
         let killed = driver.serving(name);
         kill_process(killed, Signal::KILL).unwrap();
+        // Until then the volume is shown as it was.
+        eventually("its process is gone", || fs::metadata(driver.target(&old)).is_err());
         // Another volume's call does not mount it there.
         let other = driver.create(&format!("{name}-other"));
         let mut answer = client.node_publish_volume(driver.publish(&other, name, &new));
