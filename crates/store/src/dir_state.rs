@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 
 use serde::{Deserialize, Serialize};
 
-use crate::types::{FileType, ObjectId};
+use crate::types::{Access, FileType, ObjectId};
 
 /// A directory store, written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,5 +49,18 @@ impl DirState {
     #[must_use]
     pub fn objects(&self) -> usize {
         self.objects.len()
+    }
+
+    /// How many of them have no descriptor.
+    #[must_use]
+    pub fn by_handle(&self) -> usize {
+        self.objects.iter().filter(|object| matches!(object.5, PathState::Handle(..))).count()
+    }
+
+    /// Objects that have their open data with them, and the access that it allows.
+    pub fn open_data(&self) -> impl Iterator<Item = (ObjectId, Access)> {
+        let access = |writes: bool| if writes { Access::ReadWrite } else { Access::Read };
+        let open = |object: &ObjectState| object.6.as_ref().map(|data| (object.0, access(data.2)));
+        self.objects.iter().filter_map(open)
     }
 }

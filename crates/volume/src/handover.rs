@@ -53,6 +53,15 @@ impl Drop for Hurry {
     }
 }
 
+/// What it means that an open file cannot be opened again on the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reopening {
+    /// The volume is not taken over, where the program before could open it: that takes it back.
+    Required,
+    /// It is tried again when the file is used: no other program could take the volume back.
+    Tried,
+}
+
 /// A node that the front end knows: its look-ups; what its users see of its ctime where the store
 /// has a later one; its last write-back error, with the error's number and whether an opening has
 /// reported it.
@@ -161,12 +170,13 @@ impl Volume {
     /// The volume that the program before has written down, over the store that was handed over.
     ///
     /// # Errors
-    /// When the state is not what it should be.
+    /// When the state is not what it should be, and as `reopening` says.
     pub fn take_over(
         store: Arc<dyn Store>,
         options: Options,
         state: &VolumeHandover,
         incoming: &Incoming,
+        reopening: Reopening,
     ) -> Result<Arc<Self>> {
         let volume = Self::new(store, options)?;
         let core = &volume.core;
@@ -185,10 +195,9 @@ impl Volume {
                 flags.intersects(OpenFlags::WRITE | OpenFlags::TRUNCATE);
         }
         // Before the files that the store has kept open for this are closed.
+        let open: HashMap<NodeId, Access> = state.store.open_data().collect();
         for (id, writes) in openers {
-            let inode = volume.inode(id)?;
-            // One that was handed over without its data is opened when it is used.
-            let _is_tried_again = inode.file(if writes { Access::ReadWrite } else { Access::Read });
+            volume.reopen(id, writes, open.get(&id).copied(), reopening)?;
         }
         for file in &state.files {
             volume.resume_file(file)?;
@@ -219,6 +228,28 @@ impl Volume {
         Ok(volume)
     }
 
+    /// Opens the data of a file that programs have open. What came `open` with the object is shared,
+    /// whatever the file's mode is by now; an access that goes beyond it is asked for by the first
+    /// write, as it would have been before.
+    fn reopen(&self, id: NodeId, writes: bool, open: Option<Access>, reopening: Reopening) -> Result<()> {
+        let wanted = if writes { Access::ReadWrite } else { Access::Read };
+        let Err(error) = self.inode(id)?.file(open.unwrap_or(wanted)) else { return Ok(()) };
+        let volume = self.core.options.name.as_str();
+        let path = self.core.store.path_of(id);
+        let path = path.as_ref().map(|path| path.to_string_lossy());
+        let is_this_programs = matches!(&error, Error::Store(error)
+            if matches!(error.kind(), ErrorKind::TooManyFiles | ErrorKind::AccessDenied));
+        if reopening == Reopening::Required && (open.is_some() || is_this_programs) {
+            tracing::error!(volume, node = id.0, path = path.as_deref(), %error, "an open file cannot be opened again");
+            return Err(error);
+        }
+        tracing::warn!(
+            volume, node = id.0, path = path.as_deref(), %error,
+            "an open file cannot be opened again now; it is tried again when it is used"
+        );
+        Ok(())
+    }
+
     fn resume_file(&self, file: &FileState) -> Result<()> {
         let inode = self.inode(file.node)?;
         {
@@ -237,5 +268,45 @@ impl Volume {
             inode,
         };
         self.files.restore(HandleId(file.handle), handle)
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::ffi::OsStr;
+
+    use store::{FaultStore, MemStore};
+
+    use super::*;
+    use crate::{Cancel, Caller, Ctx};
+
+    #[test]
+    fn a_file_that_only_the_program_before_can_open_is_left_to_it() {
+        let faults = FaultStore::new(MemStore::new(1 << 20), "").expect("no rules");
+        let options = Options { flushers: 0, ..Options::default() };
+        let volume = Volume::new(Arc::clone(&faults) as _, options).expect("a volume");
+        let cancel = Cancel::default();
+        let ctx = Ctx { caller: Caller::default(), cancel: &cancel, before_wait: &|| {} };
+        let flags = OpenFlags::READ | OpenFlags::WRITE;
+        let made = volume.create(&ctx, NodeId::ROOT, OsStr::new("file"), 0o644, flags).expect("a file");
+        let id = made.0.id;
+        let inode = volume.inode(id).expect("it is known");
+        let (here, none) = (Some(Access::ReadWrite), None);
+        for (errno, open, can_go_on) in [
+            ("EACCES", none, false),
+            ("EMFILE", none, false),
+            ("ESTALE", none, true),
+            ("EIO", none, true),
+            ("EIO", here, false),
+        ] {
+            faults.set_rules(&format!("open:fail={errno}")).expect("rules");
+            for (reopening, is_ok) in [(Reopening::Required, can_go_on), (Reopening::Tried, true)] {
+                drop(inode.take_file());
+                let reopened = volume.reopen(id, true, open, reopening);
+                assert_eq!(reopened.is_ok(), is_ok, "{errno}, {open:?}, {reopening:?}: {reopened:?}");
+            }
+        }
+        faults.set_rules("").expect("no rules");
+        assert_eq!(volume.reopen(id, true, None, Reopening::Required), Ok(()));
     }
 }

@@ -17,7 +17,7 @@ use std::sync::mpsc::channel;
 use cgroups::Hierarchy;
 use handover::Incoming;
 use store::{DirOptions, DirStore};
-use volume::{Tenants, Volume};
+use volume::{Reopening, Tenants, Volume};
 
 use super::state::{State, now_ns};
 use super::upgrader::{Upgrader, with_state};
@@ -158,7 +158,10 @@ fn resume(
     let tenants = volume::span_of(&name).in_scope(tenants);
     let tenants = tenants.map_err(|error| failed("the host's cgroups cannot be watched", &error))?;
     let volume_options = volume_options(&name, options, Arc::clone(&tenants));
-    let volume = Volume::take_over(Arc::clone(&directory) as Arc<_>, volume_options, &state.volume, incoming)
+    // The program before can have the mount back, unless this is it.
+    let reopening = if reason.is_none() { Reopening::Required } else { Reopening::Tried };
+    let store = Arc::clone(&directory) as Arc<_>;
+    let volume = Volume::take_over(store, volume_options, &state.volume, incoming, reopening)
         .map_err(|error| failed("the volume", &error))?;
     drop(files);
 
