@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use handover::Kept;
 
@@ -187,8 +187,8 @@ impl<A: Around> Store for AroundStore<A> {
     fn abort(&self) {
         self.inner.abort();
     }
-    fn hand_over(&self, kept: &mut Kept) -> Result<DirState> {
-        self.around.call("hand_over", || self.inner.hand_over(kept))
+    fn hand_over(&self, kept: &mut Kept, until: Instant) -> Result<DirState> {
+        self.around.call("hand_over", || self.inner.hand_over(kept, until))
     }
     fn take_over_dir(&self, id: ObjectId, fd: OwnedFd) -> Result<Arc<dyn Dir>> {
         let inner = self.inner.take_over_dir(id, fd)?;

@@ -54,6 +54,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, Weak};
+use std::time::Instant;
 
 use ::handover::Kept;
 use rustix::fs::{AtFlags, OFlags, StatVfsMountFlags, Statx, StatxFlags};
@@ -510,8 +511,8 @@ impl Store for DirStore {
         self.inner.sync_all()
     }
 
-    fn hand_over(&self, kept: &mut Kept) -> Result<DirState> {
-        self.inner.hand_over(kept)
+    fn hand_over(&self, kept: &mut Kept, until: Instant) -> Result<DirState> {
+        self.inner.hand_over(kept, until)
     }
 
     fn take_over_dir(&self, id: ObjectId, fd: OwnedFd) -> Result<Arc<dyn Dir>> {

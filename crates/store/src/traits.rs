@@ -6,7 +6,7 @@ use std::io::IoSlice;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use handover::Kept;
 
@@ -203,13 +203,14 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     fn abort(&self) {}
 
     /// Writes the store down for the next program of this process; `kept` gets the descriptors that
-    /// the state names. Everything must be durable, and no call may be under way.
+    /// the state names. Everything must be durable, and no call may be under way. Asks the medium
+    /// about single objects, and nothing more after `until`.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] by default;
-    /// [`ErrorKind::Busy`] where something is not durable.
-    fn hand_over(&self, kept: &mut Kept) -> Result<DirState> {
-        let _ = kept;
+    /// [`ErrorKind::Busy`] where something is not durable; [`ErrorKind::TimedOut`] after `until`.
+    fn hand_over(&self, kept: &mut Kept, until: Instant) -> Result<DirState> {
+        let _ = (kept, until);
         Err(Error::new(ErrorKind::Unsupported, "hand the store over"))
     }
 

@@ -12,6 +12,7 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ::handover::{Incoming, Kept};
 use serde::{Deserialize, Serialize};
@@ -126,11 +127,11 @@ impl Volume {
         Hurry(core)
     }
 
-    /// Writes the volume down. No request may be under way.
+    /// Writes the volume down, until `until`. No request may be under way.
     ///
     /// # Errors
     /// [`Error::Invalid`] with what keeps it from being handed over; the store's.
-    pub fn hand_over(&self, kept: &mut Kept) -> Result<VolumeHandover> {
+    pub fn hand_over(&self, kept: &mut Kept, until: Instant) -> Result<VolumeHandover> {
         let core = &self.core;
         if self.lifecycle.state.lock().0 != VolumeState::Active {
             return Err(Error::Invalid("it is being unmounted"));
@@ -164,7 +165,7 @@ impl Volume {
         }
         let limits = self.limits().iter().map(|one| (one.cgroup.to_string(), one.as_change())).collect();
         let next = (self.files.next_number(), self.dirs.next_number());
-        Ok(VolumeHandover { store: core.store.hand_over(kept)?, nodes, files, dirs, next, limits })
+        Ok(VolumeHandover { store: core.store.hand_over(kept, until)?, nodes, files, dirs, next, limits })
     }
 
     /// The volume that the program before has written down, over the store that was handed over.

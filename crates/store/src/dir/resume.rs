@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd as _, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use rustix::process::Resource;
 
@@ -97,12 +98,12 @@ fn room_of(limit: usize) -> usize {
 }
 
 impl Inner {
-    pub(super) fn hand_over(&self, kept: &mut Kept) -> Result<DirState> {
+    pub(super) fn hand_over(&self, kept: &mut Kept, until: Instant) -> Result<DirState> {
         let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        self.hand_over_within(room_of(usize::try_from(limit).unwrap_or(usize::MAX)), kept)
+        self.hand_over_within(room_of(usize::try_from(limit).unwrap_or(usize::MAX)), kept, until)
     }
 
-    fn hand_over_within(&self, room: usize, kept: &mut Kept) -> Result<DirState> {
+    fn hand_over_within(&self, room: usize, kept: &mut Kept, until: Instant) -> Result<DirState> {
         let op = "hand the store over";
         let busy = |why: &'static str| Error::with(ErrorKind::Busy, op, why);
         if self.unsynced.len() > 0 {
@@ -116,6 +117,10 @@ impl Inner {
         let lock = kept.share(&lock);
         let mut objects = Vec::with_capacity(known.len());
         for (node, refs) in known {
+            // The medium may be slow, and requests wait.
+            if Instant::now() >= until {
+                return Err(Error::new(ErrorKind::TimedOut, op));
+            }
             let (path, data) = self
                 .selected(selection, &node, kept)
                 .ok_or_else(|| busy("an object cannot be found again"))?;
@@ -272,6 +277,8 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::{Access, Creator, Name, Store as _};
 
@@ -311,10 +318,13 @@ mod tests {
         store.unlink(ObjectId::ROOT, gone).expect("it is there");
         store.sync().expect("durable");
         assert_eq!(Counts::of(&inner.table.in_use().2), Counts { all: 3, open: 2 }, "new files share theirs");
+        let later = Instant::now() + Duration::from_secs(60);
+        let late = store.hand_over(&mut Kept::default(), Instant::now()).map_err(|error| error.kind());
+        assert_eq!(late, Err(ErrorKind::TimedOut));
         let ids = [id, open.entry.id, unlinked.entry.id];
         // Whether each has a descriptor of its own, and of its data.
         let handed = |room| {
-            let state = inner.hand_over_within(room, &mut Kept::default()).expect("a state");
+            let state = inner.hand_over_within(room, &mut Kept::default(), later).expect("a state");
             ids.map(|id| {
                 let ObjectState(.., path, data) = state.objects.iter().find(|object| object.0 == id).expect("it");
                 (matches!(path, PathState::Fd(_)), data.is_some())
@@ -329,7 +339,7 @@ mod tests {
         let second = store.open(id, Access::ReadWrite).expect("it is there");
         assert_eq!(Counts::of(&inner.table.in_use().2), Counts { all: 4, open: 3 });
         let mut kept = Kept::default();
-        inner.hand_over_within(3, &mut kept).expect("a state");
+        inner.hand_over_within(3, &mut kept, later).expect("a state");
         assert_eq!(kept.numbers().len(), 3 + 1, "and the lock's");
         drop((second, open.file, unlinked.file));
     }

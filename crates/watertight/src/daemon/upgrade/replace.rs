@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use handover::Kept;
-use volume::Volume;
+use volume::{Volume, VolumeHandover};
 
 use super::prepare::{can_be_handed_over, make_durable};
 use super::state::{State, VERSION, bytes_of, now_ns};
@@ -75,8 +75,13 @@ fn try_replace(
         .pause(until, |readers| wake(readers, &info.mount))
         .map_err(|error| error.to_string())?;
     make_durable(mounted, until)?;
-    let mut kept = Kept::default();
-    let volume = mounted.volume.hand_over(&mut kept).map_err(|error| error.to_string())?;
+    let (volume, mut kept) = write_down(mounted.volume, until)?;
+    tracing::debug!(
+        volume = mounted.volume.name(),
+        objects = volume.store.objects(),
+        by_handle = volume.store.by_handle(),
+        "written down"
+    );
     let session = paused.hand_over(&mut kept).map_err(io)?;
     let program = File::open("/proc/self/exe").map_err(io)?;
     let reason = rustix::fs::memfd_create("watertight-reason", rustix::fs::MemfdFlags::CLOEXEC);
@@ -115,6 +120,22 @@ fn try_replace(
     let arguments = with_state(&upgrader.arguments, number);
     tracing::info!(volume = mounted.volume.name(), "another program takes over");
     Ok(handover::replace_program(upgrade.program.as_fd(), &arguments, &kept_numbers))
+}
+
+/// Writes the volume down with the descriptors that the next program gets, on a thread of its own:
+/// the store may not answer.
+fn write_down(volume: &Arc<Volume>, until: Instant) -> Result<(VolumeHandover, Kept), String> {
+    let volume = Arc::clone(volume);
+    let write = move || {
+        let mut kept = Kept::default();
+        volume.hand_over(&mut kept, until).map(|state| (state, kept))
+    };
+    let done = spawn_for_result("upgrade-state", write)
+        .map_err(|error| format!("cannot start a thread: {error}"))?;
+    match done.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        Ok(written) => written.map_err(|error| error.to_string()),
+        Err(_) => Err("it could not be written down in time: its store does not answer".to_owned()),
+    }
 }
 
 /// Has requests under way come to their ends, which wait for limits and for room in the cache.
