@@ -73,17 +73,23 @@ impl SessionView {
         Ok(())
     }
 
-    /// Lets requests under way come to their ends, and reads no others; until `until`. `wake` gets
-    /// the number of threads that wait in read(2), and has another process make so many requests.
+    /// Lets requests under way come to their ends, and reads no others; until `until`, and as long as
+    /// `go_on` agrees, which is asked often. `wake` gets the number of threads that wait in read(2),
+    /// and has another process make so many requests.
     ///
     /// # Errors
     /// See [`PauseError`]; requests are read again then.
-    pub fn pause(&self, until: Instant, wake: impl FnOnce(usize)) -> Result<Paused, PauseError> {
+    pub fn pause(
+        &self,
+        until: Instant,
+        wake: impl FnOnce(usize),
+        go_on: impl FnMut() -> bool,
+    ) -> Result<Paused, PauseError> {
         self.can_pause()?;
         let connection = self.connection();
         // Dropped on each way out but the last: that is the end of the pause.
         let paused = Paused(Arc::clone(connection));
-        let is_still = connection.pool.pause(until, wake);
+        let is_still = connection.pool.pause(until, wake, go_on);
         if connection.has_ended() {
             return Err(PauseError::Ended);
         }

@@ -17,7 +17,8 @@
 //! | it serves | are served | as today: the mount ends with its process |
 //!
 //! The first three steps are the caller's, on a thread of the control socket. The others are the
-//! supervisor's: it takes no signal meanwhile, and refuses if one has come.
+//! supervisor's: while it waits for one of them it looks for events, signals among them, every 20 ms,
+//! and refuses if one has come.
 //!
 //! # Lock order
 //! The gate, then the volume's locks.
@@ -30,3 +31,8 @@ pub(crate) mod replace;
 pub(crate) mod resume;
 pub(crate) mod state;
 pub mod upgrader;
+
+use std::time::Duration;
+
+/// How often a step that waits looks for events that end it.
+const LOOK: Duration = Duration::from_millis(20);

@@ -8,7 +8,7 @@ use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
@@ -461,4 +461,28 @@ fn a_request_that_lasts_has_it_refused() {
     it.rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
     assert_eq!(it.rig.stored("other").unwrap(), b"other");
+}
+
+/// Whoever ends the mount does not wait for an upgrade that waits.
+#[test]
+fn a_signal_that_comes_while_it_waits_has_it_refused() {
+    let Some(mut it) = Stalling::new() else { return };
+    let daemon = it.rig.mount("uring=off");
+    it.server.stop();
+    let unknown = it.rig.mnt.join("unknown");
+    let looking = std::thread::spawn(move || fs::metadata(unknown).map_err(|error| error.kind()));
+    eventually("the request is under way", || {
+        it.rig.volume()["requests"]["by_kind"]["lookup"].as_u64().is_some_and(|n| n > 0)
+    });
+    std::thread::scope(|scope| {
+        let begun = Instant::now();
+        let refused = scope.spawn(|| upgrade(&it.rig, &["--timeout", "60s", "--max-pause", "60s"]));
+        daemon.says("requests wait for another program");
+        daemon.signal(Signal::TERM);
+        refused.join().unwrap().ends(1, "a signal has come");
+        assert!(begun.elapsed() < Duration::from_secs(45), "{:?}", begun.elapsed());
+    });
+    it.server.signal(Signal::CONT);
+    let _the_mount_may_have_gone = looking.join().unwrap();
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
 }

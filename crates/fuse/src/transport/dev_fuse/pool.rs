@@ -51,6 +51,9 @@ const IDLE_MAX: usize = 4;
 /// Threads that read at the same time at most while io_uring brings the requests.
 const IDLE_MAX_RELAXED: usize = 1;
 
+/// How often a pause that waits asks whether it is still wanted.
+const PAUSE_LOOK: Duration = Duration::from_millis(20);
+
 /// Threads at the beginning.
 const THREADS_AT_FIRST: usize = 2;
 
@@ -294,9 +297,14 @@ impl ThreadPool {
         (end, wait_ended(state, &self.changed, |state| &mut state.threads, until, panicked))
     }
 
-    /// Has every thread park, and waits for that until `until`: each that reads gets a request by
-    /// `wake`, which gets their number. Says whether all have parked.
-    pub(crate) fn pause(&self, until: Instant, wake: impl FnOnce(usize)) -> bool {
+    /// Has every thread park, and waits for that until `until`, and as long as `go_on` agrees: each
+    /// that reads gets a request by `wake`, which gets their number. Says whether all have parked.
+    pub(crate) fn pause(
+        &self,
+        until: Instant,
+        wake: impl FnOnce(usize),
+        mut go_on: impl FnMut() -> bool,
+    ) -> bool {
         let readers = {
             // A thread that `bring_another` has brought counts before the lock is free.
             let _no_other_is_brought = self.state.lock();
@@ -309,7 +317,8 @@ impl ThreadPool {
         let mut state = self.state.lock();
         let is_still = |state: &PoolState| state.threads.len() == state.parked.len();
         while state.ended.is_none() && !is_still(&state) {
-            if self.changed.wait_until(&mut state, until) {
+            let next = until.min(Instant::now() + PAUSE_LOOK);
+            if self.changed.wait_until(&mut state, next) && (Instant::now() >= until || !go_on()) {
                 break;
             }
         }

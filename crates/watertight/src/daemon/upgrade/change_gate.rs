@@ -10,6 +10,8 @@ use std::time::Instant;
 
 use sync::{Condvar, Mutex};
 
+use super::LOOK;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct ChangeGate {
@@ -43,16 +45,23 @@ impl ChangeGate {
         Change(self)
     }
 
-    /// Lets no call pass, and waits for those under way, until `until`. One caller at a time.
+    /// Lets no call pass, and waits for those under way, until `until`, and as long as `go_on`
+    /// agrees. One caller at a time.
     ///
     /// # Errors
     /// How many calls did not come to their ends: the gate is open again then.
-    pub(crate) fn close(&self, until: Instant) -> Result<Closed<'_>, usize> {
+    pub(crate) fn close(
+        &self,
+        until: Instant,
+        mut go_on: impl FnMut() -> bool,
+    ) -> Result<Closed<'_>, usize> {
         self.state.lock().is_closed = true;
         let closed = Closed(self);
         let mut state = self.state.lock();
         while state.under_way > 0 {
-            if self.changed.wait_until(&mut state, until) && state.under_way > 0 {
+            let next = until.min(Instant::now() + LOOK);
+            let is_late = self.changed.wait_until(&mut state, next);
+            if is_late && state.under_way > 0 && (Instant::now() >= until || !go_on()) {
                 return Err(state.under_way);
             }
         }
@@ -91,10 +100,13 @@ mod tests {
     fn a_call_under_way_is_waited_for_and_a_later_one_waits() {
         let (gate, has_passed) = (ChangeGate::default(), AtomicBool::new(false));
         let change = gate.pass();
-        assert_eq!(gate.close(soon()).unwrap_err(), 1);
+        assert_eq!(gate.close(soon(), || true).unwrap_err(), 1);
+        let begun = Instant::now();
+        assert_eq!(gate.close(begun + Duration::from_secs(3600), || false).unwrap_err(), 1);
+        assert!(begun.elapsed() < Duration::from_secs(600), "{:?}", begun.elapsed());
         let second = gate.pass();
         drop((change, second));
-        let closed = gate.close(soon()).unwrap();
+        let closed = gate.close(soon(), || true).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| {
                 let _change = gate.pass();
@@ -105,6 +117,6 @@ mod tests {
             drop(closed);
         });
         assert!(has_passed.load(Ordering::SeqCst));
-        drop(gate.close(soon()).unwrap());
+        drop(gate.close(soon(), || true).unwrap());
     }
 }

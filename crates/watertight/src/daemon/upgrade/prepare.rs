@@ -2,11 +2,11 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use super::upgrader::{Handed, PreparedUpgrade};
-use super::{check, program};
+use super::{LOOK, check, program};
 use crate::control::api::{UpgradeReply, UpgradeRequest};
 use crate::daemon::event::SupervisorEvent;
 use crate::host::{checks, spawn_for_result};
@@ -37,7 +37,7 @@ pub(crate) fn request(
     let file = program::open(Path::new(&request.program))?;
     // A child that is started while the store does not answer never begins: it has copies of the
     // store's files, whose closing asks the store.
-    make_durable(mounted, until)?;
+    make_durable(mounted, until, &mut || true)?;
     check::ask(&file, &upgrader.arguments)?;
     settle(mounted, until, max_pause)?;
     let (refused, why) = std::sync::mpsc::channel();
@@ -74,7 +74,7 @@ pub(super) fn can_be_handed_over(mounted: Handed<'_>) -> Result<(), String> {
 fn settle(mounted: Handed<'_>, until: Instant, max_pause: Duration) -> Result<(), String> {
     loop {
         let (begun, dirty) = (Instant::now(), mounted.volume.status().dirty_bytes);
-        make_durable(mounted, until)?;
+        make_durable(mounted, until, &mut || true)?;
         let took = begun.elapsed();
         if took <= max_pause {
             return Ok(());
@@ -90,18 +90,38 @@ fn settle(mounted: Handed<'_>, until: Instant, max_pause: Duration) -> Result<()
     }
 }
 
-/// Makes everything durable, as long as it does not take longer.
-pub(super) fn make_durable(mounted: Handed<'_>, until: Instant) -> Result<(), String> {
+/// Makes everything durable, as long as it does not take longer, and `go_on` agrees.
+pub(super) fn make_durable(
+    mounted: Handed<'_>,
+    until: Instant,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<(), String> {
     let volume = Arc::clone(mounted.volume);
     let done = spawn_for_result("upgrade-sync", move || volume.prepare_handover())
         .map_err(|error| format!("cannot start a thread: {error}"))?;
-    let left = until.saturating_duration_since(Instant::now());
-    match done.recv_timeout(left) {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(format!("its dirty data cannot be written: {error}")),
-        Err(_) => Err(format!(
+    match result_of(&done, until, go_on) {
+        Some(Ok(())) => Ok(()),
+        Some(Err(error)) => Err(format!("its dirty data cannot be written: {error}")),
+        None => Err(format!(
             "its dirty data could not be written in time: {} are left",
             units::bytes(mounted.volume.status().dirty_bytes)
         )),
+    }
+}
+
+/// What a thread sends; `None` if it does not by `until`, if `go_on` does not agree to wait any more,
+/// and if the thread has ended.
+pub(super) fn result_of<T>(
+    done: &Receiver<T>,
+    until: Instant,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Option<T> {
+    loop {
+        match done.recv_timeout(LOOK.min(until.saturating_duration_since(Instant::now()))) {
+            Ok(result) => return Some(result),
+            Err(RecvTimeoutError::Disconnected) => return None,
+            Err(RecvTimeoutError::Timeout) if Instant::now() >= until || !go_on() => return None,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use handover::Kept;
 use volume::{Volume, VolumeHandover};
 
-use super::prepare::{can_be_handed_over, make_durable};
+use super::prepare::{can_be_handed_over, make_durable, result_of};
 use super::state::{State, VERSION, bytes_of, now_ns};
 use super::upgrader::{Handed, PreparedUpgrade, with_state};
 use crate::host::mount_agent::{self, AgentRequest};
@@ -24,6 +24,8 @@ const NEXT_RESERVE: u64 = 128;
 const ROUND: Duration = Duration::from_millis(1);
 /// How often a watchdog is answered meanwhile.
 const ALIVE: Duration = Duration::from_secs(1);
+/// Why it is refused when the supervisor has something else to do.
+const ENDS: &str = "it is being unmounted, or a signal has come";
 /// Longer than an attempt can last.
 const ATTEMPT_MAX: Duration = Duration::from_secs(90);
 
@@ -42,14 +44,15 @@ impl Drop for Hurry {
 }
 
 /// Replaces the program. Returns if that failed, with the reason: requests are served again then.
-/// `may_go` is asked last.
+/// `may_go` is asked while it waits, and last.
 pub(crate) fn replace_program(
     mounted: Handed<'_>,
     upgrade: &PreparedUpgrade,
-    may_go: impl FnOnce() -> bool,
+    mut may_go: impl FnMut() -> bool,
 ) -> String {
-    match try_replace(mounted, upgrade, may_go) {
+    match try_replace(mounted, upgrade, &mut may_go) {
         Ok(error) => format!("the new program cannot be executed: {error}"),
+        Err(_) if !may_go() => ENDS.to_owned(),
         Err(why) => why,
     }
 }
@@ -57,7 +60,7 @@ pub(crate) fn replace_program(
 fn try_replace(
     mounted: Handed<'_>,
     upgrade: &PreparedUpgrade,
-    may_go: impl FnOnce() -> bool,
+    may_go: &mut dyn FnMut() -> bool,
 ) -> Result<std::io::Error, String> {
     let io = |error: std::io::Error| format!("it cannot be handed over: {error}");
     let (upgrader, info) = (mounted.upgrader, mounted.info);
@@ -66,16 +69,17 @@ fn try_replace(
     let until = Instant::now() + upgrade.max_pause;
     let _no_change = upgrader
         .changes
-        .close(until)
+        .close(until, &mut *may_go)
         .map_err(|calls| format!("{calls} calls of its control socket did not come to an end in time"))?;
     let paused_ns = now_ns();
     let _no_limit = hurry(mounted.volume);
+    tracing::info!(volume = mounted.volume.name(), "requests wait for another program");
     let paused = mounted
         .session
-        .pause(until, |readers| wake(readers, &info.mount))
+        .pause(until, |readers| wake(readers, &info.mount), &mut *may_go)
         .map_err(|error| error.to_string())?;
-    make_durable(mounted, until)?;
-    let (volume, mut kept) = write_down(mounted.volume, until)?;
+    make_durable(mounted, until, may_go)?;
+    let (volume, mut kept) = write_down(mounted.volume, until, may_go)?;
     tracing::debug!(
         volume = mounted.volume.name(),
         objects = volume.store.objects(),
@@ -113,7 +117,7 @@ fn try_replace(
     let sealed = Arc::new(handover::seal("watertight-state", &bytes).map_err(io)?);
     let number = kept.share(&sealed);
     if !may_go() {
-        return Err("it is being unmounted, or a signal has come".to_owned());
+        return Err(ENDS.to_owned());
     }
     let kept_numbers = kept.numbers();
     has_room(kept_numbers.len())?;
@@ -124,7 +128,11 @@ fn try_replace(
 
 /// Writes the volume down with the descriptors that the next program gets, on a thread of its own:
 /// the store may not answer.
-fn write_down(volume: &Arc<Volume>, until: Instant) -> Result<(VolumeHandover, Kept), String> {
+fn write_down(
+    volume: &Arc<Volume>,
+    until: Instant,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<(VolumeHandover, Kept), String> {
     let volume = Arc::clone(volume);
     let write = move || {
         let mut kept = Kept::default();
@@ -132,9 +140,9 @@ fn write_down(volume: &Arc<Volume>, until: Instant) -> Result<(VolumeHandover, K
     };
     let done = spawn_for_result("upgrade-state", write)
         .map_err(|error| format!("cannot start a thread: {error}"))?;
-    match done.recv_timeout(until.saturating_duration_since(Instant::now())) {
-        Ok(written) => written.map_err(|error| error.to_string()),
-        Err(_) => Err("it could not be written down in time: its store does not answer".to_owned()),
+    match result_of(&done, until, go_on) {
+        Some(written) => written.map_err(|error| error.to_string()),
+        None => Err("it could not be written down in time: its store does not answer".to_owned()),
     }
 }
 
