@@ -112,10 +112,14 @@ impl Volume {
 
     /// Writes what is dirty now, at full speed: requests may wait for room in the cache. Errors are
     /// kept for the files' own fsync and close.
-    pub fn write_unless_clean(&self) {
-        if self.core.budget.used() > 0 {
-            let _recorded = self.write_all();
+    ///
+    /// # Errors
+    /// The first failure.
+    pub fn write_unless_clean(&self) -> Result<()> {
+        if self.core.budget.used() == 0 {
+            return Ok(());
         }
+        self.write_all().into_iter().next().map_or(Ok(()), Err)
     }
 
     /// Has requests under way come to their ends.

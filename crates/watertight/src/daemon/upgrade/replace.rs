@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,6 +21,8 @@ use crate::host::{notify, spawn_for_result};
 const NEXT_RESERVE: u64 = 128;
 /// How often what is dirty is written while requests come to their ends.
 const ROUND: Duration = Duration::from_millis(1);
+/// How long after a first error it is tried again; after each further one twice as long as before.
+const AFTER_ERROR: Duration = Duration::from_millis(100);
 /// How often a watchdog is answered meanwhile.
 const ALIVE: Duration = Duration::from_secs(1);
 /// Why it is refused when the supervisor has something else to do.
@@ -33,14 +34,7 @@ const ATTEMPT_MAX: Duration = Duration::from_secs(90);
 #[derive(Debug)]
 struct Hurry {
     _limits: volume::Hurry,
-    is_over: Arc<AtomicBool>,
-}
-
-impl Drop for Hurry {
-    fn drop(&mut self) {
-        // ORDERING: Relaxed, see `hurry`.
-        self.is_over.store(true, Ordering::Relaxed);
-    }
+    _writer_ends_when_dropped: Sender<()>,
 }
 
 /// Replaces the program. Returns if that failed, with the reason: requests are served again then.
@@ -149,19 +143,27 @@ fn write_down(
 /// Has requests under way come to their ends, which wait for limits and for room in the cache.
 fn hurry(volume: &Arc<Volume>) -> Hurry {
     let hurry = volume.hurry();
-    let is_over = Arc::new(AtomicBool::new(false));
-    let (writer, writer_is_over) = (Arc::clone(volume), Arc::clone(&is_over));
+    let (sender, ended) = channel();
+    let writer = Arc::clone(volume);
     let write = move || {
-        // ORDERING: Relaxed, a round more does no harm.
-        while !writer_is_over.load(Ordering::Relaxed) {
-            writer.write_unless_clean();
-            thread::sleep(ROUND);
+        let mut wait = Duration::ZERO;
+        loop {
+            wait = until_next(writer.write_unless_clean().is_ok(), wait);
+            if ended.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
         }
     };
     if let Err(error) = spawn("upgrade-write", write) {
         tracing::warn!(%error, "cannot start a thread that makes room for requests that wait");
     }
-    Hurry { _limits: hurry, is_over }
+    Hurry { _limits: hurry, _writer_ends_when_dropped: sender }
+}
+
+/// How long the writer waits after a round that came after `before`. Each error is logged, and
+/// reported to the openings of its file.
+fn until_next(has_written: bool, before: Duration) -> Duration {
+    if has_written { ROUND } else { AFTER_ERROR.max(before.saturating_mul(2)) }
 }
 
 /// Whether the next program has room for a copy of each descriptor: the originals stay open until
@@ -219,5 +221,21 @@ fn wake(readers: usize, mount: &Mount) {
         if let Err(error) = asked {
             tracing::warn!(%error, "cannot start a thread that has a reader woken");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_fails_is_asked_less_and_less_often() {
+        let mut wait = until_next(true, Duration::ZERO);
+        assert_eq!(wait, ROUND);
+        for times in [1, 2, 4, 8] {
+            wait = until_next(false, wait);
+            assert_eq!(wait, AFTER_ERROR * times);
+        }
+        assert_eq!(until_next(true, wait), ROUND);
     }
 }
