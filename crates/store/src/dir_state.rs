@@ -59,8 +59,9 @@ impl DirState {
 
     /// Objects that have their open data with them, and the access that it allows.
     pub fn open_data(&self) -> impl Iterator<Item = (ObjectId, Access)> {
-        let access = |writes: bool| if writes { Access::ReadWrite } else { Access::Read };
-        let open = |object: &ObjectState| object.6.as_ref().map(|data| (object.0, access(data.2)));
-        self.objects.iter().filter_map(open)
+        self.objects.iter().filter_map(|ObjectState(id, .., data)| {
+            let DataState(_, _, can_write) = data.as_ref()?;
+            Some((*id, if *can_write { Access::ReadWrite } else { Access::Read }))
+        })
     }
 }

@@ -283,7 +283,7 @@ mod tests {
     use store::{FaultStore, MemStore};
 
     use super::*;
-    use crate::{Cancel, Caller, Ctx};
+    use crate::{Caller, Cancel, Ctx};
 
     #[test]
     fn a_file_that_only_the_program_before_can_open_is_left_to_it() {

@@ -326,7 +326,8 @@ mod tests {
         let handed = |room| {
             let state = inner.hand_over_within(room, &mut Kept::default(), later).expect("a state");
             ids.map(|id| {
-                let ObjectState(.., path, data) = state.objects.iter().find(|object| object.0 == id).expect("it");
+                let ObjectState(.., path, data) =
+                    state.objects.iter().find(|object| object.0 == id).expect("it");
                 (matches!(path, PathState::Fd(_)), data.is_some())
             })
         };

@@ -99,10 +99,14 @@ fn a_pause_reaches_every_reader() {
                 }
             })
         });
-        let is_still = shared.pool.pause(Instant::now() + LONG, |readers| {
-            *messages.0.lock() += readers;
-            messages.1.notify_all();
-        }, || true);
+        let is_still = shared.pool.pause(
+            Instant::now() + LONG,
+            |readers| {
+                *messages.0.lock() += readers;
+                messages.1.notify_all();
+            },
+            || true,
+        );
         assert!(is_still, "a thread still reads");
         shared.pool.end(ReadEnd::Unmounted);
         for thread in threads {

@@ -50,11 +50,7 @@ impl ChangeGate {
     ///
     /// # Errors
     /// How many calls did not come to their ends: the gate is open again then.
-    pub(crate) fn close(
-        &self,
-        until: Instant,
-        mut go_on: impl FnMut() -> bool,
-    ) -> Result<Closed<'_>, usize> {
+    pub(crate) fn close(&self, until: Instant, mut go_on: impl FnMut() -> bool) -> Result<Closed<'_>, usize> {
         self.state.lock().is_closed = true;
         let closed = Closed(self);
         let mut state = self.state.lock();

@@ -111,11 +111,7 @@ pub(super) fn make_durable(
 
 /// What a thread sends; `None` if it does not by `until`, if `go_on` does not agree to wait any more,
 /// and if the thread has ended.
-pub(super) fn result_of<T>(
-    done: &Receiver<T>,
-    until: Instant,
-    go_on: &mut dyn FnMut() -> bool,
-) -> Option<T> {
+pub(super) fn result_of<T>(done: &Receiver<T>, until: Instant, go_on: &mut dyn FnMut() -> bool) -> Option<T> {
     loop {
         match done.recv_timeout(LOOK.min(until.saturating_duration_since(Instant::now()))) {
             Ok(result) => return Some(result),

@@ -74,12 +74,7 @@ fn try_replace(
         .map_err(|error| error.to_string())?;
     make_durable(mounted, until, may_go)?;
     let (volume, mut kept) = write_down(mounted.volume, until, may_go)?;
-    tracing::debug!(
-        volume = mounted.volume.name(),
-        objects = volume.store.objects(),
-        by_handle = volume.store.by_handle(),
-        "written down"
-    );
+    let (objects, by_handle) = (volume.store.objects(), volume.store.by_handle());
     let session = paused.hand_over(&mut kept).map_err(io)?;
     let program = File::open("/proc/self/exe").map_err(io)?;
     let reason = rustix::fs::memfd_create("watertight-reason", rustix::fs::MemfdFlags::CLOEXEC);
@@ -116,7 +111,7 @@ fn try_replace(
     let kept_numbers = kept.numbers();
     has_room(kept_numbers.len())?;
     let arguments = with_state(&upgrader.arguments, number);
-    tracing::info!(volume = mounted.volume.name(), "another program takes over");
+    tracing::info!(volume = mounted.volume.name(), objects, by_handle, "another program takes over");
     Ok(handover::replace_program(upgrade.program.as_fd(), &arguments, &kept_numbers))
 }
 
