@@ -86,6 +86,23 @@ fn behind_a_limit() -> (Arc<Client>, Waiter<watertight_volume::Result<()>>) {
     (client, waits)
 }
 
+#[test]
+fn limits_let_requests_through_in_a_hurry_and_hold_again_afterwards() {
+    let (client, waits) = behind_a_limit();
+    let hurry = client.volume.hurry();
+    waits.join().expect("no panic").expect("durable");
+    drop(hurry);
+    let (_, file) = client.create("b");
+    client.write(file, 0, &[7; 64 << 10]).expect("room");
+    let waits = {
+        let client = Arc::clone(&client);
+        Waiter::start(move || client.fsync(file))
+    };
+    waits.is_asleep_once(|| true);
+    limit(&client, "wbps=max");
+    waits.join().expect("no panic").expect("durable");
+}
+
 /// The edges of limits that were reported so far.
 fn edges(client: &Client) -> Vec<(Limit, Edge)> {
     let mut reader = client.volume.events().journal().reader(0);
