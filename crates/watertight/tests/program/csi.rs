@@ -129,6 +129,11 @@ impl Driver {
         serde_json::from_str::<serde_json::Value>(&info.stdout).unwrap()["holder"].clone()
     }
 
+    /// Whether no process of a volume can be asked any more.
+    fn serves_nothing(&self) -> bool {
+        self.rig.status()["volumes"].as_array().unwrap().is_empty()
+    }
+
     /// The process that serves a staged volume.
     fn serving(&self, name: &str) -> Pid {
         let (status, staging) = (self.rig.status(), self.staging(name));

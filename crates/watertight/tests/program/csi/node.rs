@@ -143,7 +143,7 @@ fn publishing_serves_a_volume_again_whose_process_died() {
         let killed = driver.serving(name);
         kill_process(killed, Signal::KILL).unwrap();
         // Until then the volume is shown as it was.
-        eventually("its process is gone", || fs::metadata(driver.target(&old)).is_err());
+        eventually("its process is gone", || driver.serves_nothing());
         // Another volume's call does not mount it there.
         let other = driver.create(&format!("{name}-other"));
         let mut answer = client.node_publish_volume(driver.publish(&other, name, &new));

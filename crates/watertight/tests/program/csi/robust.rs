@@ -364,7 +364,7 @@ fn a_pod_goes_while_its_volume_is_staged_anew_on_a_store_that_hangs() {
     client.node_publish_volume(driver.publish(&id, "slow", "p")).unwrap();
     let target = driver.target("p");
     kill_process(driver.serving("slow"), Signal::KILL).unwrap();
-    eventually("its process is gone", || fs::metadata(&target).is_err());
+    eventually("its process is gone", || driver.serves_nothing());
     stalling.server.stop();
     let short = driver.client().within(Duration::from_millis(500));
     refused(short.node_publish_volume(driver.publish(&id, "slow", "p")), Code::Aborted, "goes on");
