@@ -2,12 +2,12 @@
 //! very many open files, a watchdog.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use testing::cgroup::Cgroup;
@@ -58,6 +58,31 @@ fn a_tenant_at_its_limit_holds_up_no_upgrade_and_no_neighbour() {
     for n in 0..4 {
         assert_eq!(rig.stored(&format!("slow{n}")).unwrap().len(), 40 * (256 << 10));
     }
+}
+
+#[test]
+fn limits_hold_again_after_an_upgrade_was_refused() {
+    let (Some(slow), Some(mut it)) = (Cgroup::make(), Stalling::new()) else { return };
+    let daemon = it.rig.mount("uring=off");
+    let cgroup = slow.path().display().to_string();
+    it.rig.run(&["limit", &cgroup, it.rig.mnt.to_str().unwrap(), "wbps=4M"]).ok();
+    it.server.stop();
+    let unknown = it.rig.mnt.join("unknown");
+    let looking = thread::spawn(move || fs::metadata(unknown).map_err(|error| error.kind()));
+    eventually("the request is under way", || {
+        it.rig.volume()["requests"]["by_kind"]["lookup"].as_u64().is_some_and(|n| n > 0)
+    });
+    upgrade(&it.rig, &["--timeout", "1s", "--max-pause", "300ms"]).ends(1, "did not come to an end");
+    daemon.says("requests wait for another program");
+    it.server.signal(Signal::CONT);
+    assert_eq!(looking.join().unwrap().unwrap_err(), std::io::ErrorKind::NotFound);
+    let begun = Instant::now();
+    let mut writer = write_in(&slow, &it.rig.mnt.join("file"), "conv=fsync");
+    assert!(wait(&mut writer, LONG).unwrap().success());
+    // 10 MiB, of which a part may be free.
+    assert!(begun.elapsed() > Duration::from_millis(1500), "{:?}", begun.elapsed());
+    it.rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
 }
 
 #[test]
@@ -167,6 +192,55 @@ fn files_that_were_only_looked_at_are_handed_over_by_their_handles() {
     rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
     assert_eq!(rig.stored(&name(1)).unwrap(), b"1");
+}
+
+/// With a low limit each open file goes over with one descriptor, and with a lower one by its handle;
+/// one without a name has its descriptor in any case.
+#[test]
+fn open_files_beyond_the_limit_of_descriptors_are_open_still() {
+    const FILES: usize = 1000;
+    let Some((rig, daemon)) = mounted("") else { return };
+    let name = |n: usize| n.to_string();
+    for n in 0..FILES {
+        fs::write(rig.store.join(name(n)), name(n)).unwrap();
+        fs::set_permissions(rig.store.join(name(n)), fs::Permissions::from_mode(0o400)).unwrap();
+    }
+    fs::write(rig.store.join("looked-at"), "looked at").unwrap();
+    let open = |n| File::options().read(true).write(true).open(rig.mnt.join(name(n))).unwrap();
+    let open: Vec<File> = (0..FILES).map(open).collect();
+    fs::remove_file(rig.mnt.join(name(0))).unwrap();
+    let by_handle = |log: &str| {
+        let (_, figure) = log.rsplit_once("\"by_handle\":").expect(log);
+        figure.split(',').next().unwrap().parse::<usize>().unwrap()
+    };
+    for (round, limit, range) in [(1, 2900, 1..10), (2, 2200, FILES - 1..FILES + 10)] {
+        fs::metadata(rig.mnt.join("looked-at")).unwrap();
+        let pid = rustix::process::Pid::from_raw(daemon.pid.cast_signed()).unwrap();
+        let limit = rustix::process::Rlimit { current: Some(limit), maximum: Some(limit) };
+        rustix::process::prlimit(Some(pid), rustix::process::Resource::Nofile, limit).unwrap();
+        upgrade(&rig, &["--max-pause", "60s"]).ok();
+        assert_eq!(counts(&rig), (round, 0), "{}", daemon.stderr());
+        let figures = || daemon.stderr().matches("\"by_handle\":").count() as u64;
+        eventually("it has said so", || figures() == round);
+        let log = daemon.stderr();
+        assert!(range.contains(&by_handle(&log)), "{log}");
+        for (n, file) in open.iter().enumerate() {
+            let mut text = [0; 8];
+            let len = file.read_at(&mut text, 0).unwrap();
+            assert_eq!(&text[..len], name(n).as_bytes(), "round {round}");
+            file.write_all_at(name(n).as_bytes(), 0).unwrap();
+        }
+    }
+    for file in &open {
+        file.write_all_at(b"!", 0).unwrap();
+        file.sync_all().unwrap();
+    }
+    assert_eq!(open[0].metadata().unwrap().nlink(), 0);
+    drop(open);
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
+    assert!(rig.stored("0").is_none());
+    assert_eq!(rig.stored("999").unwrap(), b"!99");
 }
 
 /// The pause may be longer than the service manager's patience.
