@@ -27,7 +27,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sync::atomic::{AtomicU64, Ordering};
+use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::mutant::is_on;
 use sync::{Clock, Mutex};
 
@@ -41,6 +41,8 @@ pub struct Throttle {
     groups: Mutex<BTreeMap<CgroupPath, Arc<ThrotlGroup>>>,
     /// The length of `groups`.
     limited: AtomicU64,
+    /// No limit holds, until they are resumed; changed under `groups`.
+    is_suspended: AtomicBool,
     /// Counts changes of limits.
     generation: AtomicU64,
     /// Counts boosts.
@@ -89,6 +91,7 @@ impl Throttle {
             clock,
             groups: Mutex::default(),
             limited: AtomicU64::new(0),
+            is_suspended: AtomicBool::new(false),
             generation: AtomicU64::new(0),
             boosts: AtomicU64::new(0),
             epoch: AtomicU64::new(1),
@@ -133,6 +136,18 @@ impl Throttle {
         self.wake_all();
     }
 
+    /// Lets every request go at once, those that wait as well, until `false` is given: the limits
+    /// and what is owed at them stay as they are.
+    pub fn suspend(&self, is_suspended: bool) {
+        let groups = self.groups.lock();
+        // ORDERING: Relaxed, see `is_limiting`; `chain` reads it under the lock.
+        self.is_suspended.store(is_suspended, Ordering::Relaxed);
+        // ORDERING: Release, as in `set`.
+        self.generation.fetch_add(1, Ordering::Release);
+        drop(groups);
+        self.wake_all();
+    }
+
     /// The paths of cgroups have changed: holders of a chain look theirs up again.
     pub fn paths_changed(&self) {
         // ORDERING: Release, as in `set`: the paths were changed before, under their locks.
@@ -149,7 +164,7 @@ impl Throttle {
     pub fn is_limiting(&self) -> bool {
         // ORDERING: Relaxed; a thread that sees a limit too late goes on without it a moment
         // longer.
-        self.limited.load(Ordering::Relaxed) > 0
+        self.limited.load(Ordering::Relaxed) > 0 && !self.is_suspended.load(Ordering::Relaxed)
     }
 
     /// The limits of a cgroup itself.
@@ -162,8 +177,10 @@ impl Throttle {
         let groups = self.groups.lock();
         // ORDERING: Relaxed, changed under the lock.
         let generation = self.generation.load(Ordering::Relaxed);
+        // ORDERING: Relaxed, changed under the lock.
+        let holds = !self.is_suspended.load(Ordering::Relaxed);
         // In the map's order an ancestor comes before what is below it.
-        let over = groups.values().filter(|group| path.is_within(group.path())).map(Arc::clone);
+        let over = groups.values().filter(|group| holds && path.is_within(group.path())).map(Arc::clone);
         Arc::new(Chain { owner: path.clone(), groups: over.collect(), generation })
     }
 

@@ -260,3 +260,20 @@ fn an_old_reservation_does_not_wait_for_an_old_limit() {
         "the first one's, at the new rate"
     );
 }
+
+#[test]
+fn suspended_limits_let_all_go_and_hold_again_with_their_debts() {
+    let rig = Rig::new(&[("/a", "wbps=1M")]);
+    rig.throttle.charge(&rig.chain("/a"), &write(10 << 20));
+    let chain = rig.chain("/a");
+    let waiting = rig.throttle.reserve(&chain, write(1 << 20));
+    assert!(matches!(waiting.grant(), Grant::NotBefore(_)));
+    rig.throttle.suspend(true);
+    assert_eq!(waiting.grant(), Grant::Stale, "it asks again");
+    drop(waiting);
+    assert!(!rig.throttle.is_limiting() && rig.chain("/a").is_empty());
+    assert_eq!(rig.throttle.limits().len(), 1, "they are there still");
+    rig.throttle.suspend(false);
+    assert!(rig.throttle.is_limiting());
+    assert!(rig.throttle.try_admit(&rig.chain("/a"), &write(1)).is_err(), "and so is the debt");
+}

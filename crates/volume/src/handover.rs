@@ -19,6 +19,7 @@ use store::{Access, DirState, ErrorKind, Store, Timestamp};
 use sync::Mutex;
 use writeback::{Cursor, ErrSeq};
 
+use crate::core::Core;
 use crate::handles::{DirHandle, FileHandle};
 use crate::inode::Inode;
 use crate::{
@@ -37,6 +38,19 @@ pub struct VolumeHandover {
     next: (u64, u64),
     /// Cgroups, and their limits as a [`LimitChange`].
     limits: Vec<(String, String)>,
+}
+
+/// Requests come to their ends as fast as the store can, whichever limits their callers are under,
+/// until this is dropped: no caller is to wait for a neighbour that is held up by a limit. What they
+/// write ahead of a limit is not charged.
+#[derive(Debug)]
+pub struct Hurry(Arc<Core>);
+
+impl Drop for Hurry {
+    fn drop(&mut self) {
+        self.0.bdi.throttle().suspend(false);
+        self.0.bdi.limits_changed();
+    }
 }
 
 /// A node that the front end knows: its look-ups; what its users see of its ctime where the store
@@ -84,6 +98,23 @@ impl Volume {
     /// The first failure.
     pub fn prepare_handover(&self) -> Result<()> {
         self.sync_all()
+    }
+
+    /// Writes what is dirty now, at full speed: requests may wait for room in the cache. Errors are
+    /// kept for the files' own fsync and close.
+    pub fn write_unless_clean(&self) {
+        if self.core.budget.used() > 0 {
+            let _recorded = self.write_all();
+        }
+    }
+
+    /// Has requests under way come to their ends.
+    #[must_use]
+    pub fn hurry(&self) -> Hurry {
+        let core = Arc::clone(&self.core);
+        core.bdi.throttle().suspend(true);
+        core.bdi.limits_changed();
+        Hurry(core)
     }
 
     /// Writes the volume down. No request may be under way.
@@ -156,7 +187,8 @@ impl Volume {
         // Before the files that the store has kept open for this are closed.
         for (id, writes) in openers {
             let inode = volume.inode(id)?;
-            inode.file(if writes { Access::ReadWrite } else { Access::Read })?;
+            // One that was handed over without its data is opened when it is used.
+            let _is_tried_again = inode.file(if writes { Access::ReadWrite } else { Access::Read });
         }
         for file in &state.files {
             volume.resume_file(file)?;

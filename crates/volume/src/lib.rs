@@ -70,7 +70,7 @@ pub use crate::volume::{Volume, span_of};
 pub use cancel::{Cancel, CancelGuard, WakeEvent};
 pub use cgroups::CgroupId;
 pub use error::{Error, Result};
-pub use handover::VolumeHandover;
+pub use handover::{Hurry, VolumeHandover};
 pub use lifecycle::abort;
 pub use lifecycle::state::{DrainReport, Unwritten, VolumeState};
 pub use lifecycle::status::Status;
