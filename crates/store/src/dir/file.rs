@@ -106,6 +106,8 @@ impl Inner {
         let fd = Arc::new(fd.map_err(errno::failed(op))?);
         let file = DirFile::make(self, &node, fd, can_read, can_write);
         *data = Arc::downgrade(&file);
+        drop(data);
+        self.share_data_fd(&node, &file.fd);
         Ok(file)
     }
 

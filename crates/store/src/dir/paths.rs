@@ -16,7 +16,8 @@
 //!   tell the two apart ([`Inner::intern`]).
 //!
 //! Objects with open data, or with changes that are not durable, keep their descriptors. A file
-//! that was just made has one descriptor for its data and for itself, until the data is closed.
+//! that was just made has one descriptor for its data and for itself, until the data is closed; so has one
+//! that is opened while half of the descriptors are in use.
 //!
 //! Lock order: [`DirNode::path`], then the table's shards; `Paths::medium` is a leaf. Of two
 //! objects' locks the second is only tried.
@@ -158,6 +159,11 @@ impl Paths {
         // ORDERING: Relaxed, see the module's head.
         self.last.store(number, Ordering::Relaxed);
         number
+    }
+
+    fn is_half_full(&self) -> bool {
+        // ORDERING: Relaxed, see the module's head.
+        self.last.load(Ordering::Relaxed) >= self.ceiling / 2
     }
 
     fn is_nearly_full(&self) -> bool {
@@ -333,6 +339,17 @@ impl Inner {
                 self.count_reopened(node);
                 None
             }
+        }
+    }
+
+    /// Uses the descriptor of an object's open data for the object itself where descriptors get scarce,
+    /// in place of an `O_PATH` one.
+    pub(crate) fn share_data_fd(&self, node: &DirNode, data: &Arc<OwnedFd>) {
+        if self.paths.is_half_full() {
+            let mut path = node.path.lock();
+            let before = path.fd.as_mut().map(|fd| std::mem::replace(fd, Arc::clone(data)));
+            drop(path);
+            drop(before);
         }
     }
 

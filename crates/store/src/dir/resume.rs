@@ -2,7 +2,9 @@
 //!
 //! The objects in use are written down with their descriptors, which stay open while the program is
 //! replaced: files without a name are found again, and the directory stays locked. An object whose
-//! descriptor is evicted is written down with its handle.
+//! descriptor is evicted is written down with its handle. So are all that have a name where the next program
+//! could not have a copy of each descriptor beside the original: their data is opened again when it is
+//! used.
 //!
 //! Everything has to be durable before, so that no [`SyncState`](super::durable) is handed over,
 //! and no call may be under way.
@@ -12,15 +14,22 @@ use std::os::fd::{AsFd as _, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use rustix::process::Resource;
+
 use super::file::DirFile;
 use super::node::DirNode;
 use super::paths::PathFd;
+use super::table::Referenced;
 use super::{DirOptions, DirStore, Inner, list, sys};
 use crate::dir_state::{DataState, DirState, ObjectState, PathState};
 use crate::{Dir, Error, ErrorKind, File, ObjectId, Result};
 use ::handover::{Incoming, Kept};
 
 const OP: &str = "take over the store";
+
+/// Descriptors that the next program and this one have beside those of objects: threads', sockets,
+/// open directories.
+const NEXT_RESERVE: usize = 2048;
 
 impl Inner {
     pub(super) fn hand_over(&self, kept: &mut Kept) -> Result<DirState> {
@@ -32,8 +41,14 @@ impl Inner {
         let lock = self.lock.lock().as_ref().map(|lock| lock.descriptor());
         let lock = kept.share(&lock.ok_or_else(|| busy("it is closed"))?);
         let (next, spent, known) = self.table.in_use();
+        let is_short = self.is_short(&known);
         let mut objects = Vec::with_capacity(known.len());
         for (node, refs) in known {
+            let generation = node.generation.get().copied();
+            if is_short && let Some(handle) = self.handle_of_named(&node) {
+                objects.push(ObjectState(node.id, node.ino, node.kind, generation, refs, handle, None));
+                continue;
+            }
             let data = node.data.lock().upgrade().map(|file| {
                 let (can_read, can_write) = file.access();
                 DataState(kept.share(&file.fd), can_read, can_write)
@@ -47,10 +62,35 @@ impl Inner {
                 }
                 (None, None) => return Err(busy("an object cannot be found again")),
             };
-            let generation = node.generation.get().copied();
             objects.push(ObjectState(node.id, node.ino, node.kind, generation, refs, path, data));
         }
         Ok(DirState { lock, next, spent, objects })
+    }
+
+    /// Whether the next program could not have a copy of each descriptor.
+    fn is_short(&self, known: &[Referenced]) -> bool {
+        let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let room = usize::try_from(limit / 2).unwrap_or(usize::MAX).saturating_sub(NEXT_RESERVE);
+        let is_open = |node: &DirNode| node.data.lock().strong_count() > 0;
+        self.paths.counts().0 + known.iter().filter(|(node, _)| is_open(node)).count() > room
+    }
+
+    /// How to find an object again that has a name, and to open it whatever its mode.
+    fn handle_of_named(&self, node: &Arc<DirNode>) -> Option<PathState> {
+        if !self.paths.can_evict() || !self.can_open_any {
+            return None;
+        }
+        let path = node.path.lock();
+        let handle = match (&path.fd, path.handle()) {
+            (None, handle) => handle?.clone(),
+            (Some(fd), handle) => {
+                let has_name = self.stat(fd.as_fd(), "hand over").is_ok_and(|stat| stat.stx_nlink > 0);
+                let known = handle.cloned().or_else(|| sys::handle_of(fd.as_fd()).ok());
+                known.filter(|_| has_name)?
+            }
+        };
+        let (kind, bytes) = handle.parts();
+        Some(PathState::Handle(kind, bytes.to_vec()))
     }
 }
 

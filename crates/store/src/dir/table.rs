@@ -83,6 +83,9 @@ pub(crate) enum Inserted {
     Known(Arc<DirNode>, Arc<OwnedFd>),
 }
 
+/// An object, and its references.
+pub(crate) type Referenced = (Arc<DirNode>, u64);
+
 /// The table. The root is not in its shards: it is always known.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -279,8 +282,7 @@ impl Table {
     }
 
     /// The next counted id, the spent ids, and the objects with their references.
-    #[allow(clippy::type_complexity, reason = "the parts of a table")]
-    pub(crate) fn in_use(&self) -> (u64, Vec<(u64, u64)>, Vec<(Arc<DirNode>, u64)>) {
+    pub(crate) fn in_use(&self) -> (u64, Vec<(u64, u64)>, Vec<Referenced>) {
         let (mut spent, mut objects) = (Vec::new(), Vec::new());
         for shard in &self.shards {
             let shard = shard.lock();
