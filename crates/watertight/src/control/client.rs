@@ -418,12 +418,15 @@ impl Client {
         Err(refused(&body))
     }
 
-    /// Asks again where the connection closes, and the call does the same when it is made twice.
+    /// Asks again where the connection closes and the process goes on: it has another program, which
+    /// knows all that was answered. What the one before had not begun is begun by this one, and a
+    /// change that it has made says the same when it is asked for twice: limits are what they are
+    /// set to, and with a volume attached no program is replaced.
     async fn exchange_again(&self, request: Request<Full<Bytes>>) -> Result<(bool, Bytes), CallError> {
-        let (method, path) = (request.method(), request.uri().path());
-        let is_repeatable = (method == Method::GET && path != "/v1/wait") || path == "/v1/sync";
+        let path = request.uri().path();
+        let has_own_way = path == "/v1/wait" || path == "/v1/upgrade";
         let mut result = self.exchange(request.clone()).await;
-        for _ in 0..if is_repeatable { AGAIN } else { 0 } {
+        for _ in 0..if has_own_way { 0 } else { AGAIN } {
             if !self.is_taken_over(&result) {
                 break;
             }

@@ -121,6 +121,7 @@ impl MountedVolume {
     }
 
     fn umount_unless_held(&self) -> Result<UmountReply, String> {
+        let _change = self.upgrader.changes.pass();
         self.volume.sync_all().map_err(|error| error.to_string())?;
         Ok(match call(AgentRequest::Umount, &self.mount_now()).map_err(|problem| problem.to_string())? {
             Outcome::Gone => UmountReply { ended: Some(self.wait_ended()), holders: Holders::default() },
@@ -201,7 +202,7 @@ impl Service for MountedVolume {
     }
 
     fn limit(&self, request: LimitRequest) -> Result<Limits, String> {
-        let _one_of_two = self.upgrader.changing();
+        let _change = self.upgrader.changes.pass();
         limit(&self.volume, &request)
     }
 
@@ -210,22 +211,27 @@ impl Service for MountedVolume {
     }
 
     fn attach(&self, request: AttachRequest) -> Result<AttachReply, String> {
+        let _change = self.upgrader.changes.pass();
         self.attachments.attach(&request)
     }
 
     fn detach(&self, request: DetachRequest) -> Result<DetachReply, String> {
+        let _change = self.upgrader.changes.pass();
         self.attachments.detach(&request)
     }
 
     fn move_to(&self, request: MoveRequest) -> Result<MoveReply, String> {
+        let _change = self.upgrader.changes.pass();
         self.attachments.move_to(&request)
     }
 
     fn clone_to(&self, request: CloneRequest) -> Result<CloneReply, String> {
+        let _change = self.upgrader.changes.pass();
         self.attachments.clone_to(&request)
     }
 
     fn leave(&self, request: LeaveRequest) -> Result<LeaveReply, String> {
+        let _change = self.upgrader.changes.pass();
         if request.how != UmountKind::Force {
             self.volume.sync_all().map_err(|error| error.to_string())?;
         }
@@ -233,6 +239,7 @@ impl Service for MountedVolume {
     }
 
     fn snapshots(&self, request: SnapshotsRequest) -> Result<SnapshotsReply, String> {
+        let _change = self.upgrader.changes.pass();
         snapshots(&self.volume, request)
     }
 

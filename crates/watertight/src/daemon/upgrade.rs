@@ -9,6 +9,7 @@
 //! | can this mount be handed over, may that file be executed (`program`) | are served | refused |
 //! | dirty data is written and made durable | are served | refused |
 //! | can that program take it over (`check`) | are served | refused |
+//! | calls that change the mount end, others wait (`change_gate`) | are served | refused, they go on |
 //! | requests under way end, no others are read | wait in the kernel | refused, they are read again |
 //! | what was written meanwhile is made durable | wait | the same |
 //! | all is written down; execve(2) | wait | the same |
@@ -19,9 +20,9 @@
 //! supervisor's: it takes no signal meanwhile, and refuses if one has come.
 //!
 //! # Lock order
-//! `Upgrader::changes` is held while limits are changed, and from writing down to the end of the
-//! attempt; the volume's locks come after it.
+//! The gate, then the volume's locks.
 
+pub(crate) mod change_gate;
 pub(crate) mod check;
 pub(crate) mod prepare;
 pub(crate) mod program;

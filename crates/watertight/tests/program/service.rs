@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use rustix::process::Signal;
 
@@ -15,19 +16,36 @@ const UNIT: &str = include_str!("../../../../packaging/systemd/watertight@.servi
 const UNITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/systemd");
 
 /// A service manager's ear.
-struct Manager(UnixDatagram);
+pub(crate) struct Manager(UnixDatagram);
 
 impl Manager {
-    fn new(path: &Path) -> Self {
+    pub(crate) fn new(path: &Path) -> Self {
         let socket = UnixDatagram::bind(path).unwrap();
         socket.set_read_timeout(Some(LONG)).unwrap();
         Self(socket)
     }
 
-    fn hears(&self) -> String {
+    pub(crate) fn hears(&self) -> String {
+        self.receive().unwrap()
+    }
+
+    /// What it hears in this time, if anything.
+    pub(crate) fn hears_within(&self, limit: Duration) -> Option<String> {
+        self.0.set_read_timeout(Some(limit)).unwrap();
+        let heard = self.receive();
+        self.0.set_read_timeout(Some(LONG)).unwrap();
+        heard.ok()
+    }
+
+    /// Passes over what it was told so far.
+    pub(crate) fn hears_nothing_old(&self) {
+        while self.hears_within(Duration::from_millis(1)).is_some() {}
+    }
+
+    fn receive(&self) -> std::io::Result<String> {
         let mut bytes = [0; 4096];
-        let n = self.0.recv(&mut bytes).unwrap();
-        String::from_utf8_lossy(&bytes[..n]).into_owned()
+        let n = self.0.recv(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes[..n]).into_owned())
     }
 }
 

@@ -1,5 +1,6 @@
 //! `upgrade`: another program takes the place of the one that serves, and the mount goes on.
 
+mod held_up;
 mod load;
 
 use std::fs::{self, File, OpenOptions};

@@ -39,6 +39,7 @@ pub(crate) fn request(
     // store's files, whose closing asks the store.
     make_durable(mounted, until)?;
     check::ask(&file, &upgrader.arguments)?;
+    settle(mounted, until, max_pause)?;
     let (refused, why) = std::sync::mpsc::channel();
     supervisor
         .send(SupervisorEvent::Upgrade(PreparedUpgrade { program: file, max_pause, refused }))
@@ -63,6 +64,30 @@ pub(super) fn can_be_handed_over(mounted: Handed<'_>) -> Result<(), String> {
         return Err("its mount was taken away, or moved to another namespace".to_owned());
     }
     mounted.session.can_pause().map_err(|error| error.to_string())
+}
+
+/// Makes durable what was written meanwhile, until that takes so little time that the rest can be
+/// written while requests wait.
+///
+/// # Errors
+/// When that does not come about: nobody has waited for it.
+fn settle(mounted: Handed<'_>, until: Instant, max_pause: Duration) -> Result<(), String> {
+    loop {
+        let (begun, dirty) = (Instant::now(), mounted.volume.status().dirty_bytes);
+        make_durable(mounted, until)?;
+        let took = begun.elapsed();
+        if took <= max_pause {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            return Err(format!(
+                "its dirty data cannot be written while requests wait: {} took {}, and they may wait {}",
+                units::bytes(dirty),
+                units::duration(took),
+                units::duration(max_pause)
+            ));
+        }
+    }
 }
 
 /// Makes everything durable, as long as it does not take longer.

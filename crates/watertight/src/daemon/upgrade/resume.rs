@@ -32,7 +32,7 @@ use crate::daemon::mount::{Up, serve, session_options, supervise};
 use crate::daemon::mounted_volume::MountedVolume;
 use crate::daemon::store::volume_options;
 use crate::daemon::volume_info::VolumeInfo;
-use crate::host::{mount_agent, privileges, signals, utab};
+use crate::host::{mount_agent, notify, privileges, signals, utab};
 use crate::registry::RuntimeDir;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::{exact, in_one_line};
@@ -48,6 +48,7 @@ pub(crate) fn run(args: &MountArgs, number: i32) -> Result<ExitCode> {
     // After fexecve(2) the kernel names the process after the descriptor's number.
     let _only_a_name = rustix::thread::set_name(c"watertight");
     let none = |error: &dyn std::fmt::Display| Problem::failure(format!("--taken-over={number}: {error}"));
+    notify::alive();
     let mut incoming = Incoming::open(number).map_err(|error| none(&error))?;
     let state = State::parse(incoming.content()).map_err(|error| none(&error))?;
     incoming.list(&state.kept).map_err(|error| none(&error))?;

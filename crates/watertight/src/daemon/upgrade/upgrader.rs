@@ -10,9 +10,10 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use fuse::{MountHandover, SessionView};
-use sync::{Mutex, MutexGuard};
+use sync::Mutex;
 use volume::Volume;
 
+use super::change_gate::ChangeGate;
 use crate::control::api::Upgrades;
 use crate::daemon::volume_info::VolumeInfo;
 
@@ -38,7 +39,7 @@ pub struct Upgrader {
     pub(super) past: Upgrades,
     /// Held by the caller whose upgrade goes on.
     pub(super) running: Mutex<()>,
-    changes: Mutex<()>,
+    pub(crate) changes: ChangeGate,
 }
 
 /// An upgrade that is ready for the supervisor.
@@ -72,7 +73,7 @@ impl Upgrader {
         let listener = listener.as_fd().try_clone_to_owned()?;
         let (arguments, version) = (arguments(), env!("CARGO_PKG_VERSION").into());
         let past = Upgrades { version, ..past };
-        let (running, changes) = (Mutex::new(()), Mutex::new(()));
+        let (running, changes) = (Mutex::new(()), ChangeGate::default());
         Ok(Self { listener, mounted, arguments, past, running, changes })
     }
 
@@ -80,11 +81,6 @@ impl Upgrader {
     #[must_use]
     pub fn past(&self) -> Upgrades {
         self.past.clone()
-    }
-
-    /// To be held while something is changed that is handed over and no request changes.
-    pub(crate) fn changing(&self) -> MutexGuard<'_, ()> {
-        self.changes.lock()
     }
 }
 
