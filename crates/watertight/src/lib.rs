@@ -104,7 +104,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Mount(args) => {
             return match cli.taken_over {
                 Some(state) => daemon::upgrade::resume::run(args, state),
-                None => daemon::mount::run(args, cli.in_background),
+                None => daemon::mount::run(args, cli.in_background, cli.kept.as_ref()),
             };
         }
         #[cfg(feature = "objects")]
