@@ -1,14 +1,12 @@
 //! A session, written down for the next program of its process (module [`pause`](crate::pause)).
 
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 
 use serde::{Deserialize, Serialize};
 
-use crate::connection::{Connection, Transport};
 use crate::protocol::abi::InitFlags;
 use crate::protocol::decode::Agreed;
 use crate::protocol::init::{Mode, Negotiated};
-use crate::session::SessionView;
 
 /// A session, written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,25 +19,6 @@ pub struct SessionHandover {
     is_kernel_writeback: bool,
     /// Why requests do not come over io_uring.
     pub(crate) reason: String,
-}
-
-impl SessionView {
-    /// What was agreed on the connection, for a server that finds it under the number `device`.
-    #[must_use]
-    pub fn recoverable(&self, device: RawFd) -> SessionHandover {
-        let Connection { negotiated, mode, transport, .. } = &**self.connection();
-        let reason = match &*transport.lock() {
-            Transport::Readers { reason } => reason.clone(),
-            Transport::Uring => String::new(),
-        };
-        SessionHandover::new(device, negotiated, *mode, reason)
-    }
-
-    /// The connection.
-    #[must_use]
-    pub fn device(&self) -> BorrowedFd<'_> {
-        self.connection().master.fd()
-    }
 }
 
 impl SessionHandover {

@@ -69,6 +69,11 @@ impl DirState {
         self.objects.push(ObjectState(id, key.ino, kind, key.generation, 1, path, data));
     }
 
+    /// Adds an object whose number on its file system another one has by now: no other gets its id.
+    pub fn add_gone(&mut self, id: ObjectId) {
+        self.spent.push((id.0, 1));
+    }
+
     /// How many objects it has.
     #[must_use]
     pub fn objects(&self) -> usize {

@@ -20,7 +20,7 @@ pub mod event;
 pub mod figures;
 pub mod mount;
 pub mod mounted_volume;
-mod recovery;
+pub(crate) mod recovery;
 mod snapshots;
 pub mod stalls;
 pub mod store;

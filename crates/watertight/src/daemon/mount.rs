@@ -20,13 +20,12 @@ use super::background;
 use super::connection::{AtomicConnectionState, ConnectionState};
 use super::event::SupervisorEvent;
 use super::mounted_volume::MountedVolume;
-use super::recovery::{keep, resume, serve as recovery};
+use super::recovery::{keep, serve as recovery};
 use super::store::{is_read_only, open_store, start_volume};
 use super::supervisor::{self, Supervisor};
 use super::upgrade::upgrader::Upgrader;
 use super::volume_info::VolumeInfo;
 use crate::cli::MountArgs;
-use crate::cli::kept::Kept;
 use crate::cli::opts::{self, MountOptions};
 use crate::control::api::{Upgrades, now_ms};
 use crate::control::progress;
@@ -48,15 +47,13 @@ use crate::term::{logging, units};
 ///
 /// # Errors
 /// Exit 2 for a request that cannot be mounted, 1 for a failure, and for data that was lost.
-pub fn run(args: &MountArgs, in_background: bool, kept: Option<&Kept>) -> Result<ExitCode> {
+pub fn run(args: &MountArgs, in_background: bool, is_kept: bool) -> Result<ExitCode> {
     if args.background && !in_background {
         return background::start(std::env::args_os().skip(1), true);
     }
     let options = MountOptions::parse(&args.options)?;
-    match kept {
-        None if options.recover => return keep::run(args, in_background),
-        Some(kept) if kept.deaths > 0 => return resume::run(args, kept),
-        _ => {}
+    if options.recover && !is_kept {
+        return keep::run(args, in_background);
     }
     let recovery = if options.recover { Some(recovery::begin()?) } else { None };
     let recovery = recovery.as_ref();

@@ -143,6 +143,15 @@ fn change_names(dir: &Path, is_over: &AtomicBool, rounds: &AtomicU64) {
     }
 }
 
+/// Ends the programs, also where the test has failed.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 #[test]
 fn each_change_is_made_once() {
     let Some(it) = Kept::mount("") else { return };
@@ -157,6 +166,7 @@ fn each_change_is_made_once() {
                 scope.spawn(move || change_names(&dir, is_over, rounds))
             })
             .collect();
+        let _ends = Ends(&is_over);
         for n in 1..=3 * kills() {
             let before: Vec<u64> = rounds.iter().map(|rounds| rounds.load(Ordering::SeqCst)).collect();
             it.kill_and_wait(Signal::KILL);
@@ -166,7 +176,6 @@ fn each_change_is_made_once() {
                 rounds.iter().zip(&before).all(|(now, before)| now.load(Ordering::SeqCst) > *before)
             });
         }
-        is_over.store(true, Ordering::SeqCst);
     });
     it.unmount();
     for (n, rounds) in rounds.iter().enumerate() {

@@ -50,7 +50,11 @@ pub(crate) fn run(args: &MountArgs, kept: &Kept) -> Result<ExitCode> {
         let id = newest.entry(node.key.ino).or_default();
         *id = node.id.max(*id);
     }
-    for (_, node) in nodes.iter().filter(|(_, node)| newest.get(&node.key.ino) == Some(&node.id)) {
+    for (_, node) in &nodes {
+        if newest.get(&node.key.ino) != Some(&node.id) {
+            state.volume.store.add_gone(store::ObjectId(node.id));
+            continue;
+        }
         let held = kept.held.iter().find(|(held, _)| *held == node.id);
         let held = held.map(|(_, number)| {
             let flags = incoming.take(*number).and_then(|fd| Ok(rustix::fs::fcntl_getfl(&fd)?));
