@@ -66,7 +66,7 @@ pub struct Supervisor {
     mounted: Arc<MountedVolume>,
     events: Receiver<SupervisorEvent>,
     sender: Sender<SupervisorEvent>,
-    /// Events that the first syncfs(2), or the last check of an upgrade, took from the channel: they
+    /// Events that the first syncfs(2), or an upgrade that looked for them, took from the channel: they
     /// are handled next.
     put_back: VecDeque<SupervisorEvent>,
     signals: u32,
