@@ -80,6 +80,8 @@ fn synced(path: &Path, data: &[u8]) {
 fn an_ill_store_loses_nothing_holds_up_no_neighbour_and_heals_by_itself() {
     let Some(mut world) = World::new() else { return };
     synced(&world.rig.mnt.join("before"), &pattern(LARGE));
+    // As long as it is open, the kernel does not forget the file, however short of memory the host is.
+    let open = File::open(world.rig.mnt.join("before")).unwrap();
     for (number, fault) in FAULTS.into_iter().enumerate() {
         world.server.fails(Some(fault));
         let is_done = world.write(&format!("file-{number}"));
@@ -90,6 +92,7 @@ fn an_ill_store_loses_nothing_holds_up_no_neighbour_and_heals_by_itself() {
         world.server.fails(None);
         is_done.recv_timeout(LONG).unwrap_or_else(|_| panic!("{fault:?}: it does not go on"));
     }
+    drop(open);
     world.rig.verb("umount", &[]).ok().says("everything is on");
     assert_eq!(world.daemon.end(), Some(0));
     let daemon = mount(&mut world.rig, &world.server);
