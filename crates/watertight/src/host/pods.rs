@@ -262,7 +262,7 @@ mod tests {
             };
             let uid = format!("{:08x}{}", std::process::id(), &UID[8..]);
             let slice = uid.replace('-', "_");
-            let pod = format!("watertight-test.slice/watertight-test-pod{slice}.slice");
+            let pod = format!("watertight-kubepods.slice/watertight-kubepods-pod{slice}.slice");
             let container = tree.mountpoint().join(&pod).join(format!("cri-containerd-{ID}.scope"));
             if let Err(error) = fs::create_dir_all(&container) {
                 testing::skipped(format!("no cgroup can be made in {}: {error}", tree.mountpoint().shown()));
@@ -291,6 +291,7 @@ mod tests {
             assert_eq!(cgroup_of(tree.path(), &UID.replace('0', "2")), None);
         }
     }
+
     #[test]
     fn a_cgroup_of_an_ordinary_user_is_no_pod_s() {
         let tree = tempfile::tempdir().unwrap();
