@@ -76,14 +76,18 @@ fn an_unmount_waits_for_no_limit_and_leaves_a_debt() {
 /// A caller that waits in fsync for a limit of a byte a second.
 fn behind_a_limit() -> (Arc<Client>, Waiter<watertight_volume::Result<()>>) {
     let client = Arc::new(client(lazy(), "wbps=1"));
-    let (_, file) = client.create("a");
-    client.write(file, 0, &[7; 64 << 10]).expect("room");
-    let waits = {
-        let client = Arc::clone(&client);
-        Waiter::start(move || client.fsync(file))
-    };
-    waits.is_asleep_once(|| true);
+    let waits = waits_in_fsync(&client, "a");
     (client, waits)
+}
+
+/// Writes a new file, and waits in its fsync.
+fn waits_in_fsync(client: &Arc<Client>, name: &str) -> Waiter<watertight_volume::Result<()>> {
+    let (_, file) = client.create(name);
+    client.write(file, 0, &[7; 64 << 10]).expect("room");
+    let caller = Arc::clone(client);
+    let waits = Waiter::start(move || caller.fsync(file));
+    waits.is_asleep_once(|| true);
+    waits
 }
 
 #[test]
@@ -92,13 +96,7 @@ fn limits_let_requests_through_in_a_hurry_and_hold_again_afterwards() {
     let hurry = client.volume.hurry();
     waits.join().expect("no panic").expect("durable");
     drop(hurry);
-    let (_, file) = client.create("b");
-    client.write(file, 0, &[7; 64 << 10]).expect("room");
-    let waits = {
-        let client = Arc::clone(&client);
-        Waiter::start(move || client.fsync(file))
-    };
-    waits.is_asleep_once(|| true);
+    let waits = waits_in_fsync(&client, "b");
     limit(&client, "wbps=max");
     waits.join().expect("no panic").expect("durable");
 }

@@ -113,8 +113,9 @@ impl Supervisor {
         }
     }
 
-    /// Has the kernel make the first syncfs(2) of the mount, which shows what it passes on. Whoever
-    /// ends the volume meanwhile does not wait for it: the store may hang.
+    /// Calls syncfs(2) on the mount for the first time: the session sees whether the kernel passes it
+    /// on. An event ends the wait for that call, which does not return while the store hangs: a user
+    /// can end the volume all the same.
     pub fn try_syncfs(&mut self) {
         let mounted = Arc::clone(&self.mounted);
         let has_seen = || mounted.attachments.session.has_seen_syncfs();

@@ -145,14 +145,14 @@ pub fn call(what: AgentRequest, mount: &Mount) -> Result<Outcome> {
 
 /// Calls syncfs(2) on a mount that was just made, so that its session sees whether the kernel
 /// passes it on. Returns when the call does: until then the mount is busy. Of a store that hangs it
-/// does not; then it returns a moment after the session `has_seen` it. It returns at once where the
-/// caller `is_called`, by somebody who is not to wait.
-pub fn try_syncfs(mount: &Mount, has_seen: impl Fn() -> bool, mut is_called: impl FnMut() -> bool) {
+/// does not; then it returns a moment after the session `has_seen` it. It returns at once when the
+/// caller `has_event` to handle.
+pub fn try_syncfs(mount: &Mount, has_seen: impl Fn() -> bool, mut has_event: impl FnMut() -> bool) {
     let mount = mount.clone();
     match spawn_for_result("try-syncfs", move || call(AgentRequest::Flush, &mount)) {
         Ok(outcome) => {
             let mut until = Instant::now() + SYNCFS_TRIED;
-            while Instant::now() < until && !is_called() {
+            while Instant::now() < until && !has_event() {
                 if has_seen() {
                     until = until.min(Instant::now() + SYNCFS_ANSWERED);
                 }

@@ -3,8 +3,9 @@
 //! A cgroup of a pod has the pod's UID in its name, whichever driver kubelet has for cgroups
 //! (`/kubepods/burstable/podUID/CONTAINER` or
 //! `/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice/cri-containerd-CONTAINER.scope`)
-//! and whichever version they are of; one above it is kubelet's `kubepods`. Names are those of kubelet's logs: a directory
-//! `NAMESPACE_POD_UID` for each pod, and a link `POD_NAMESPACE_CONTAINER-ID.log` for each container.
+//! and whichever version they are of; one above it is kubelet's `kubepods`. Names are those of
+//! kubelet's logs: a directory `NAMESPACE_POD_UID` for each pod, and a link
+//! `POD_NAMESPACE_CONTAINER-ID.log` for each container.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;

@@ -441,17 +441,23 @@ fn what_does_not_come_to_an_end_in_time_has_it_refused() {
     assert_eq!(it.rig.stored("file").unwrap(), b"123");
 }
 
-/// A request that does not come to an end has requests read again.
-#[test]
-fn a_request_that_lasts_has_it_refused() {
-    let Some(mut it) = Stalling::new() else { return };
-    let daemon = it.rig.mount("uring=off");
+/// Stops the server of the volume's store, and looks up a name that it would have to answer.
+fn lookup_that_hangs(it: &Stalling) -> std::thread::JoinHandle<Result<fs::Metadata, std::io::ErrorKind>> {
     it.server.stop();
     let unknown = it.rig.mnt.join("unknown");
     let looking = std::thread::spawn(move || fs::metadata(unknown).map_err(|error| error.kind()));
     eventually("the request is under way", || {
         it.rig.volume()["requests"]["by_kind"]["lookup"].as_u64().is_some_and(|n| n > 0)
     });
+    looking
+}
+
+/// A request that does not come to an end has requests read again.
+#[test]
+fn a_request_that_lasts_has_it_refused() {
+    let Some(mut it) = Stalling::new() else { return };
+    let daemon = it.rig.mount("uring=off");
+    let looking = lookup_that_hangs(&it);
     upgrade(&it.rig, &["--timeout", "300ms", "--max-pause", "300ms"]).ends(1, "did not come to an end");
     it.server.signal(Signal::CONT);
     assert_eq!(looking.join().unwrap().unwrap_err(), std::io::ErrorKind::NotFound);
@@ -463,17 +469,12 @@ fn a_request_that_lasts_has_it_refused() {
     assert_eq!(it.rig.stored("other").unwrap(), b"other");
 }
 
-/// Whoever ends the mount does not wait for an upgrade that waits.
+/// A signal ends an upgrade's wait for a request.
 #[test]
 fn a_signal_that_comes_while_it_waits_has_it_refused() {
     let Some(mut it) = Stalling::new() else { return };
     let daemon = it.rig.mount("uring=off");
-    it.server.stop();
-    let unknown = it.rig.mnt.join("unknown");
-    let looking = std::thread::spawn(move || fs::metadata(unknown).map_err(|error| error.kind()));
-    eventually("the request is under way", || {
-        it.rig.volume()["requests"]["by_kind"]["lookup"].as_u64().is_some_and(|n| n > 0)
-    });
+    let looking = lookup_that_hangs(&it);
     std::thread::scope(|scope| {
         let begun = Instant::now();
         let refused = scope.spawn(|| upgrade(&it.rig, &["--timeout", "60s", "--max-pause", "60s"]));

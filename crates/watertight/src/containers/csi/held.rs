@@ -157,11 +157,11 @@ impl Held {
             .map_err(|error| Failure::internal(format!("cannot write {}: {error}", self.path.shown())))
     }
 
-    /// A caller was told what was lost. To an orchestrator the volume may still be staged: that
-    /// stays.
+    /// Keeps that an answer has named what was lost. To an orchestrator the volume may still be staged:
+    /// the note keeps that, too.
     pub(super) fn told(&self) {
-        // Else it is told again.
-        let _told_again = self.write(&Note { lost: None, is_told: true, ..self.note() });
+        // After an error the next answer names it again.
+        let _named_again = self.write(&Note { lost: None, is_told: true, ..self.note() });
     }
 
     /// A descriptor for a process that is to have the lock as well.

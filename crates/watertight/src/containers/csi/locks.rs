@@ -134,7 +134,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Work that goes on until it is told to end.
+    /// Work that ends when the test sends to it.
     fn held_up() -> (Sender<()>, impl FnOnce() -> Result<()> + Send + 'static) {
         let (go, wait) = channel();
         let work = move || {

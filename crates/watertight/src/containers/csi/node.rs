@@ -73,7 +73,7 @@ impl NodeService {
                 let Err(failure) = locks.call(&key, "unmounting it", deadline.left(), work).await else {
                     return;
                 };
-                // What was lost stays noted, and is told to who unpublishes.
+                // The note keeps what was lost, and the answer to the next unpublishing names it.
                 if failure.code != Code::Aborted || deadline.left().is_zero() {
                     tracing::warn!("{}", failure.words());
                     return;
