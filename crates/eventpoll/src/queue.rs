@@ -130,11 +130,18 @@ impl WaitQueue {
     /// Calls the entries. The caller has changed the source, with a full barrier behind it.
     #[inline]
     pub(crate) fn wake_up(&self, events: Events) {
-        self.entries.with(|entries| {
-            if !entries.fast.as_ref().is_some_and(FastPath::has_nothing_to_do) {
-                entries.call_all(events);
-            }
-        });
+        // In a section of its own, which calls nothing: a signal that has nothing to do saves no
+        // registers.
+        let has_nothing_to_do =
+            self.entries.with(|entries| entries.fast.as_ref().is_some_and(FastPath::has_nothing_to_do));
+        if !has_nothing_to_do {
+            self.call_entries(events);
+        }
+    }
+
+    #[inline(never)]
+    fn call_entries(&self, events: Events) {
+        self.entries.with(|entries| entries.call_all(events));
     }
 
     /// As [`wake_up`](Self::wake_up), where mostly there is no entry.
@@ -223,9 +230,7 @@ fn is_same(one: &Arc<dyn WaitEntry>, other: &Arc<dyn WaitEntry>) -> bool {
 }
 
 impl WaitEntries {
-    /// Calls all of them, until one that is exclusive has woken a thread. Not inlined, so that a
-    /// signal saves no registers for it where there is nothing to do.
-    #[inline(never)]
+    /// Calls all of them, until one that is exclusive has woken a thread.
     fn call_all(&self, events: Events) {
         for entry in self.first.iter().chain(&self.others) {
             let is_awake = entry.wait_entry.callback(events);
