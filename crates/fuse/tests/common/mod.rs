@@ -7,6 +7,7 @@ pub mod hook;
 pub mod mapping;
 pub mod raw;
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -183,10 +184,23 @@ impl Mounted {
         self.ended()
     }
 
-    /// Waits for the session's end.
+    /// Waits for the session's end. Prints where all threads are if some of the session's are left.
     pub fn ended(&mut self) -> Ended {
-        self.thread.take().unwrap().join().unwrap()
+        let ended = self.thread.take().unwrap().join().unwrap();
+        if ended.stuck > 0 {
+            println!("{} thread(s) left, of these:\n{}", ended.stuck, threads());
+        }
+        ended
     }
+}
+
+/// Where the threads of this process are, for a person.
+fn threads() -> String {
+    let of = |task: fs::DirEntry| {
+        let text = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        format!("{} {}{}", text("comm").trim(), text("syscall"), text("stack"))
+    };
+    fs::read_dir("/proc/self/task").unwrap().flatten().map(of).collect()
 }
 
 impl Drop for Mounted {
