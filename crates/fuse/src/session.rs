@@ -330,6 +330,8 @@ impl Session {
         let (end, mut stuck) = self.shared.pool.wait(self.exit_grace);
         let until = Instant::now() + self.exit_grace;
         if let Some(ring) = &self.shared.ring {
+            // No entry has come back with the end where the kernel has refused all of them.
+            ring.end();
             stuck += ring.wait(until);
         }
         stuck += self.shared.sync_all.end(until);
@@ -358,6 +360,9 @@ impl Session {
 impl Drop for Session {
     /// A session may end in another way than by DESTROY.
     fn drop(&mut self) {
+        if let Some(ring) = &self.shared.ring {
+            ring.end();
+        }
         if let Some(detector) = &self.shared.page {
             detector.page.end();
         }

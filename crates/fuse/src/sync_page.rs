@@ -41,6 +41,7 @@
 
 mod callers;
 pub(crate) mod detector;
+mod processes;
 #[cfg(all(test, shuttle))]
 mod schedules;
 

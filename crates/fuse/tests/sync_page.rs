@@ -232,3 +232,39 @@ fn a_store_that_is_known_to_stall_is_not_waited_for_and_synced_once_it_answers()
     drop(dir);
     mounted.unmount();
 }
+
+/// In execve(2) it closes a file of a server that hangs, and keeps `/proc/PID/syscall` from being
+/// read meanwhile.
+#[test]
+fn a_process_that_hangs_in_execve_holds_up_no_sync() {
+    let (setup, gate) = Setup::hanging_in("write");
+    let _open = OpenAtEnd(Arc::clone(&gate));
+    let session = SessionOptions { mode: Mode::KernelWriteback, ..SessionOptions::default() };
+    let volume = volume::Options { cache_bytes_max: 4 << 20, ..volume::Options::default() };
+    let hanging = Setup { wanted: Wanted::Fuse, session, volume, ..setup };
+    let Some(hanging) = hanging.mount() else { return };
+    let Some(mounted) = by_page(Setup::default()) else { return };
+    hears(&mounted);
+    gate.shut();
+    // The kernel's pages are dirty; whoever closes it writes them, which the store holds up.
+    let mut held = fs::File::create(hanging.path().join("file")).unwrap();
+    std::io::Write::write_all(&mut held, &vec![1; 16 << 20]).unwrap();
+    let child = std::thread::spawn(|| Command::new("true").status());
+    let own = format!("PPid:\t{}\n", std::process::id());
+    // Not `stat`, which would wait for it.
+    let hangs = |process: fs::DirEntry| {
+        let status = fs::read_to_string(process.path().join("status")).unwrap_or_default();
+        status.contains("State:\tD") && status.contains(&own)
+    };
+    eventually("a child hangs in execve", || fs::read_dir("/proc").unwrap().flatten().any(hangs));
+    for text in ["one", "two"] {
+        fs::write(mounted.path().join("file"), text).unwrap();
+        syncfs(fs::File::open(mounted.path()).unwrap()).unwrap();
+        assert_eq!(stored(&mounted, "file"), text);
+    }
+    mounted.unmount();
+    gate.open();
+    child.join().unwrap().unwrap();
+    drop(held);
+    hanging.unmount();
+}

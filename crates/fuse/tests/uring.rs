@@ -163,6 +163,35 @@ fn the_kernels_switch_is_put_back() {
     mounted.unmount();
 }
 
+/// Another mount that needed the switch for a moment, or an administrator, turns it off again
+/// between the kernel's offer and the answer.
+#[test]
+fn entries_that_the_kernel_refuses_leave_no_thread() {
+    if common::uring() == Uring::Off {
+        return skipped("io_uring is switched off for tests");
+    }
+    let mut options = fs::File::options();
+    options.read(true).write(true).create(true).truncate(false);
+    let Ok(lock) = options.open("/run/watertight-uring.lock") else {
+        return skipped("only root changes the switch");
+    };
+    rustix::fs::flock(&lock, FlockOperation::LockExclusive).unwrap();
+    let Ok(before) = fs::read_to_string(SWITCH) else {
+        return skipped("this kernel has no FUSE over io_uring");
+    };
+    fs::write(SWITCH, "Y").unwrap();
+    let off = Box::new(|| fs::write(SWITCH, "N").unwrap());
+    let mounted = (Setup { uring: Uring::Auto, before_init: off, ..Setup::default() }).mount();
+    let used = mounted.as_ref().map(|mounted| use_files(&mounted.path()));
+    fs::write(SWITCH, before).unwrap();
+    drop(lock);
+    let (Some(mut mounted), Some(())) = (mounted, used) else { return };
+    assert!(matches!(mounted.view.transport(), Transport::Readers { .. }));
+    common::umount(&mounted.path());
+    assert_eq!(mounted.ended().stuck, 0);
+    assert_eq!(mounted.view.threads(), 0);
+}
+
 #[test]
 fn hung_requests_do_not_hold_up_others_from_the_same_cpu() {
     let Some((mounted, gate)) = hanging_in("read_at") else { return };

@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::processes::{Found, look_into};
+
 /// How long undecided threads are checked again.
 const LONGEST: Duration = Duration::from_secs(5);
 /// How often: longer each time.
@@ -61,36 +63,54 @@ pub(super) fn may_anybody_sync(within: Duration) -> bool {
     false
 }
 
-/// The threads that may be in such a call, with the time that each has used; none if one is.
+/// The threads that may be in such a call, with the time that each has used, and the processes that
+/// could not be looked into yet; none if one is in such a call, or if that cannot be known.
 fn undecided() -> Option<HashMap<PathBuf, String>> {
-    let own = rustix::thread::gettid().as_raw_nonzero().to_string();
-    let mut undecided = HashMap::new();
+    let mut processes = Vec::new();
     for process in fs::read_dir("/proc").ok()? {
         let process = process.ok()?;
-        if !process.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit) {
+        if process.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit) {
+            processes.push(process.path());
+        }
+    }
+    let mut undecided = HashMap::new();
+    let mut may_sync = false;
+    let looked = look_into(processes, undecided_of, |process, found| {
+        match found {
+            Found::Seen(Some(threads)) => undecided.extend(threads),
+            Found::Seen(None) => may_sync = true,
+            Found::Unknown => drop(undecided.insert(process.to_owned(), String::new())),
+            Found::InExecve => {}
+        }
+        !may_sync
+    });
+    looked.ok().filter(|()| !may_sync).map(|()| undecided)
+}
+
+/// As [`undecided`], of one process, except for the calling thread.
+fn undecided_of(process: &Path) -> Option<Vec<(PathBuf, String)>> {
+    let own = rustix::thread::gettid().as_raw_nonzero().to_string();
+    let mut undecided = Vec::new();
+    let Some(threads) = unless_gone(fs::read_dir(process.join("task")))? else { return Some(undecided) };
+    for thread in threads {
+        let Some(thread) = unless_gone(thread)? else { break };
+        if thread.file_name() == *own {
             continue;
         }
-        let Some(threads) = unless_gone(fs::read_dir(process.path().join("task")))? else { continue };
-        for thread in threads {
-            let Some(thread) = unless_gone(thread)? else { break };
-            if thread.file_name() == *own {
-                continue;
-            }
-            let dir = thread.path();
-            let Some(stat) = unless_gone(fs::read(dir.join("stat")))? else { continue };
-            let Some((state, own_time)) = read(&stat) else { continue };
-            let is_undecided = match state {
-                'R' => true,
-                'D' => match fs::read_to_string(dir.join("syscall")) {
-                    Ok(line) if is_of_a_sync(&line) => return None,
-                    Ok(line) => line.starts_with("running"),
-                    Err(_) => true,
-                },
-                _ => false,
-            };
-            if is_undecided {
-                undecided.insert(dir, own_time);
-            }
+        let dir = thread.path();
+        let Some(stat) = unless_gone(fs::read(dir.join("stat")))? else { continue };
+        let Some((state, own_time)) = read(&stat) else { continue };
+        let is_undecided = match state {
+            'R' => true,
+            'D' => match fs::read_to_string(dir.join("syscall")) {
+                Ok(line) if is_of_a_sync(&line) => return None,
+                Ok(line) => line.starts_with("running"),
+                Err(_) => true,
+            },
+            _ => false,
+        };
+        if is_undecided {
+            undecided.push((dir, own_time));
         }
     }
     Some(undecided)

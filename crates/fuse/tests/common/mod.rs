@@ -74,6 +74,8 @@ pub struct Setup {
     pub wrap: Wrap,
     /// Shut the volume down when the kernel asks for it.
     pub drain_on_destroy: bool,
+    /// Called after mount(2), before INIT is answered.
+    pub before_init: Box<dyn FnOnce()>,
 }
 
 impl Default for Setup {
@@ -87,6 +89,7 @@ impl Default for Setup {
             volume: volume::Options::default(),
             wrap: Box::new(|store| store),
             drain_on_destroy: true,
+            before_init: Box::new(|| {}),
         }
     }
 }
@@ -158,6 +161,7 @@ impl Setup {
         let kind = mount.kind().clone();
         let info = mount.info().unwrap();
         let (connection, device) = (info.connection_dir(), format!("{}:{}", info.major, info.minor));
+        (self.before_init)();
         let session = Session::new(Arc::clone(&volume), mount, session).unwrap();
         let (view, notifier, tree) = (session.view(), session.notifier(), session.tree());
         let thread = std::thread::spawn(move || session.run().unwrap());

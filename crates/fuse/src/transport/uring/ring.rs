@@ -139,7 +139,7 @@ impl Ring {
     }
 
     /// The connection has ended.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         let mut returned = self.returned.lock();
         if std::mem::replace(&mut returned.ended, true) {
             return;
