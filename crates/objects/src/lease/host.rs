@@ -3,6 +3,8 @@
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
+use std::sync::mpsc::channel;
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::io::Errno;
@@ -11,6 +13,9 @@ use rustix::time::{ClockId, clock_gettime};
 use store::{Error, ErrorKind, Result};
 
 use super::info::Process;
+
+/// How long the kernel may take to say when a process has started.
+const SAID_AFTER: Duration = Duration::from_secs(1);
 
 /// What the lease asks of the machine that it runs on.
 ///
@@ -91,8 +96,7 @@ impl Host for ThisHost {
         }
         // A number that was used again: the process that has it now started at another time.
         let is_comparable = self.is_own_proc && process.time_namespace == own.time_namespace;
-        is_comparable
-            && start_time(&process.pid.to_string()).is_some_and(|start_time| start_time != process.start_time)
+        is_comparable && start_time_of(process.pid).is_some_and(|start_time| start_time != process.start_time)
     }
 
     fn boottime(&self) -> Duration {
@@ -102,6 +106,19 @@ impl Host for ThisHost {
     fn unix_time(&self) -> u64 {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
     }
+}
+
+/// The start of a process which may be anybody's by now. `None`, too, where the kernel does not say
+/// it in time: it holds it back while a process is in execve(2), where another server may hold the
+/// process up.
+fn start_time_of(pid: u32) -> Option<u64> {
+    let (send, start) = channel();
+    let read = move || {
+        // Failure: it was not waited for.
+        let _unheard = send.send(start_time(&pid.to_string()));
+    };
+    thread::Builder::new().name("wt-lease-holder".to_owned()).spawn(read).ok()?;
+    start.recv_timeout(SAID_AFTER).ok()?
 }
 
 /// Field 22 of `/proc/PID/stat`; the name before it may have blanks and brackets.

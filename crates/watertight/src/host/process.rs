@@ -100,8 +100,12 @@ pub fn leave_directory() {
 /// Whether a process's first thread is gone, while others may still be on their way out.
 #[must_use]
 pub fn is_zombie(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('Z'))
+    // Not `stat`, which the kernel may hold back while a process is in execve(2).
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("State:"))
+        .is_some_and(|state| state.trim().starts_with('Z'))
 }
 
 /// Whether a process has ended but is not gone: its first thread has freed the memory, and either
