@@ -30,7 +30,7 @@ impl TreeHandle {
     }
 
     /// Clones the namespace, with all that is attached. The clone is to be shown at a mountpoint
-    /// ([`mount::show`](crate::mount::show)). It ends when its last user is gone
+    /// ([`mount::show`](fn@crate::mount::show)). It ends when its last user is gone
     /// ([`release`](Self::release)), or with [`end_clone`](Self::end_clone).
     ///
     /// `Shared`: each sees what is attached or detached in the other; `Slave`: the clone sees what

@@ -3,7 +3,7 @@
 //! Purpose: a mountpoint shows a [`NamespaceView`]: a namespace whose root is the session's own
 //! volume. The first view is that of the session's mount. A clone of it is shown at a second
 //! mountpoint by the *same* file system of the kernel: its root is a directory of its own there,
-//! under a name that is looked up once, by [`show`](crate::mount::show), and mounted from there. So
+//! under a name that is looked up once, by [`show`](fn@crate::mount::show), and mounted from there. So
 //! a file is one file with one page cache in all of them, mapped or not. Only changes of names have
 //! to be reported to the kernel for each.
 //!
