@@ -1932,6 +1932,18 @@ pub struct NodeGetVolumeStatsResponse {
     /// This field is OPTIONAL.
     #[prost(message, repeated, tag = "1")]
     pub usage: ::prost::alloc::vec::Vec<VolumeUsage>,
+    /// Not of 1.13: what kubelet asks for.
+    #[prost(message, optional, tag = "2")]
+    pub volume_condition: ::core::option::Option<VolumeCondition>,
+}
+/// Not of 1.13: what kubelet asks for.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct VolumeCondition {
+    #[prost(bool, tag = "1")]
+    pub abnormal: bool,
+    /// What is wrong, or that nothing is.
+    #[prost(string, tag = "2")]
+    pub message: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct VolumeUsage {
@@ -2121,6 +2133,10 @@ pub mod node_service_capability {
             GetVolumeStats = 2,
             /// See VolumeExpansion for details.
             ExpandVolume = 3,
+            /// Value 4 was VOLUME_CONDITION, an alpha API that has been
+            /// removed.
+            /// Not of 1.13: what kubelet asks for.
+            VolumeCondition = 4,
             /// Indicates the SP supports the SINGLE_NODE_SINGLE_WRITER and/or
             /// SINGLE_NODE_MULTI_WRITER access modes.
             /// These access modes are intended to replace the
@@ -2155,6 +2171,7 @@ pub mod node_service_capability {
                     Self::StageUnstageVolume => "STAGE_UNSTAGE_VOLUME",
                     Self::GetVolumeStats => "GET_VOLUME_STATS",
                     Self::ExpandVolume => "EXPAND_VOLUME",
+                    Self::VolumeCondition => "VOLUME_CONDITION",
                     Self::SingleNodeMultiWriter => "SINGLE_NODE_MULTI_WRITER",
                     Self::VolumeMountGroup => "VOLUME_MOUNT_GROUP",
                     Self::GetVolumeHealth => "GET_VOLUME_HEALTH",
@@ -2168,6 +2185,7 @@ pub mod node_service_capability {
                     "STAGE_UNSTAGE_VOLUME" => Some(Self::StageUnstageVolume),
                     "GET_VOLUME_STATS" => Some(Self::GetVolumeStats),
                     "EXPAND_VOLUME" => Some(Self::ExpandVolume),
+                    "VOLUME_CONDITION" => Some(Self::VolumeCondition),
                     "SINGLE_NODE_MULTI_WRITER" => Some(Self::SingleNodeMultiWriter),
                     "VOLUME_MOUNT_GROUP" => Some(Self::VolumeMountGroup),
                     "GET_VOLUME_HEALTH" => Some(Self::GetVolumeHealth),

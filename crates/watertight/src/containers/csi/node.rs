@@ -234,7 +234,11 @@ impl NodeService {
     ) -> Result<NodeGetVolumeStatsResponse> {
         let path = Self::asked_path(&request.volume_id, &request.volume_path)?;
         let work = move || {
-            Host::look(&path)?.map_err(|why| Failure::new(Code::Unavailable, why))?;
+            let condition = |abnormal, message| Some(VolumeCondition { abnormal, message });
+            if let Err(why) = Host::look(&path)? {
+                let volume_condition = condition(true, why);
+                return Ok(NodeGetVolumeStatsResponse { volume_condition, ..Default::default() });
+            }
             let found = statvfs(&path).map_err(|error| Failure::new(Code::Unavailable, error.to_string()))?;
             let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
             let bytes = |blocks: u64| number(blocks.saturating_mul(found.f_frsize));
@@ -251,6 +255,7 @@ impl NodeService {
                     usage(Unit::Bytes, bytes(found.f_blocks), bytes(found.f_bavail), used),
                     usage(Unit::Inodes, number(found.f_files), number(found.f_favail), inodes),
                 ],
+                volume_condition: condition(false, "the volume is served".to_owned()),
             })
         };
         let key = format!("stats {}", request.volume_path);
@@ -373,7 +378,13 @@ impl Node for NodeService {
         _: Request<NodeGetCapabilitiesRequest>,
     ) -> Answered<NodeGetCapabilitiesResponse> {
         use rpc::Type;
-        let all = [Type::StageUnstageVolume, Type::GetVolumeStats, Type::ExpandVolume, Type::GetVolumeHealth];
+        let all = [
+            Type::StageUnstageVolume,
+            Type::GetVolumeStats,
+            Type::ExpandVolume,
+            Type::VolumeCondition,
+            Type::GetVolumeHealth,
+        ];
         let one = |one: Type| NodeServiceCapability {
             r#type: Some(node_service_capability::Type::Rpc(Rpc { r#type: one.into() })),
         };

@@ -46,8 +46,9 @@ fn a_volume_is_staged_shown_to_pods_and_given_back() {
     assert_eq!(denied.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     let stats =
         NodeGetVolumeStatsRequest { volume_id: id.clone(), volume_path: one.clone(), ..Default::default() };
-    let usage = client.node_get_volume_stats(stats).unwrap().usage;
+    let NodeGetVolumeStatsResponse { usage, volume_condition } = client.node_get_volume_stats(stats).unwrap();
     assert!(usage.len() == 2 && usage[0].total > 0 && usage[1].used > 0, "{usage:?}");
+    assert!(!volume_condition.unwrap().abnormal);
     // What a pod has open does not keep its mount.
     let open = fs::File::open(Path::new(&one).join("f")).unwrap();
     for _ in 0..2 {
@@ -108,7 +109,10 @@ fn a_serving_process_that_dies_is_told_of_and_staging_heals() {
         volume_path: target.clone(),
         ..Default::default()
     };
-    refused(client.node_get_volume_stats(stats), Code::Unavailable, "is gone");
+    // What kubelet shows of a volume, where it asks for no health.
+    let stats = client.node_get_volume_stats(stats).unwrap();
+    let condition = stats.volume_condition.unwrap();
+    assert!(condition.abnormal && condition.message.contains("is gone") && stats.usage.is_empty());
     // The record says what happened.
     let message = health()[0].message.clone();
     assert!(message.contains("died before everything was written"), "{message}");
