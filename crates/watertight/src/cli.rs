@@ -251,6 +251,15 @@ pub enum Verb {
         path: PathBuf,
     },
 
+    /// Run a process of the driver's outside of its cgroups.
+    #[cfg(feature = "csi")]
+    #[command(hide = true)]
+    CsiOutside {
+        /// What is run.
+        #[arg(required = true, trailing_var_arg = true)]
+        command: Vec<OsString>,
+    },
+
     /// Wait until a volume is drained and its store is free.
     #[command(after_help = "Examples:\n  \
         watertight wait /mnt/data\n  \
@@ -924,8 +933,9 @@ pub struct CsiArgs {
     /// The directory for logs of mounts and for what the driver mounts for itself.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/watertight/csi")]
     pub state: PathBuf,
-    /// Who runs the processes that serve mounts: systemd, in a scope of their own; or nobody, they
-    /// have a session of their own in the driver's cgroup.
+    /// Who runs the processes that serve mounts: systemd, in a scope of their own; nobody, in a cgroup
+    /// `watertight` at the top of each tree; or nobody, in a session of their own in the driver's
+    /// cgroup.
     #[arg(long, value_name = "WHO", default_value = "auto")]
     pub mounts: ServedBy,
     /// Leave the container that this runs in: go on in the host's namespaces, with a copy of this
@@ -938,11 +948,13 @@ pub struct CsiArgs {
 #[cfg(feature = "csi")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ServedBy {
-    /// systemd where it runs, else nobody.
+    /// systemd where it runs; else a cgroup, where the driver is in a pod; else a session.
     Auto,
     /// `systemd-run --scope`.
     Systemd,
-    /// Nobody.
+    /// A cgroup at the top of each tree.
+    Cgroup,
+    /// A session in the driver's cgroup.
     Session,
 }
 

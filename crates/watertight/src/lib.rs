@@ -152,6 +152,8 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::CsiStep => containers::csi::step::run()?,
         #[cfg(feature = "csi")]
         Verb::CsiUnmount { path } => containers::csi::unmounting::run(path)?,
+        #[cfg(feature = "csi")]
+        Verb::CsiOutside { command } => containers::csi::outside::run(command)?,
         Verb::Top(args) => top::run(args)?,
         Verb::Demo(args) => demo::run(args)?,
         Verb::Bench(args) => bench::run(args)?,

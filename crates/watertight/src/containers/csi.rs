@@ -15,6 +15,7 @@
 //! | `allowed` | options that authors of classes and volumes may give |
 //! | `bucket`, `step` | what the controller does, in processes of their own: `csi-step` |
 //! | `launch` | where mount processes run, and how a driver leaves its container |
+//! | `outside` | runs a mount process outside of the driver's cgroups: `csi-outside` |
 //!
 //! The driver keeps next to nothing: the kernel's mount table, the registry of mount processes and the
 //! buckets say what there is; notes in its state directory say what is still to be told. So it may be
@@ -39,6 +40,7 @@ mod ids;
 mod launch;
 mod locks;
 mod node;
+pub mod outside;
 mod pages;
 mod place;
 mod pod_limits;

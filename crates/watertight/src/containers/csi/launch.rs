@@ -10,6 +10,7 @@ use std::process::Command;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use super::outside;
 use crate::cli::ServedBy;
 use crate::containers::records::own_dir;
 use crate::host::new_file;
@@ -18,13 +19,18 @@ use crate::term::shown::Show as _;
 
 /// The command that runs a mount process; empty: none does.
 pub(super) fn wrapper(by: ServedBy) -> Vec<OsString> {
-    let is_systemd = match by {
-        ServedBy::Systemd => true,
-        ServedBy::Session => false,
-        ServedBy::Auto => Path::new("/run/systemd/system").is_dir(),
+    let by = match by {
+        ServedBy::Auto if Path::new("/run/systemd/system").is_dir() => ServedBy::Systemd,
+        ServedBy::Auto if outside::is_in_pod() => ServedBy::Cgroup,
+        by => by,
     };
-    if !is_systemd {
-        return Vec::new();
+    match by {
+        ServedBy::Systemd => {}
+        ServedBy::Cgroup => {
+            let own = fs::read_link("/proc/self/exe").unwrap_or_default();
+            return vec![own.into_os_string(), "csi-outside".into(), "--".into()];
+        }
+        ServedBy::Session | ServedBy::Auto => return Vec::new(),
     }
     // A scope has the environment of its caller: no secret is on a command line.
     let words = [

@@ -3,8 +3,11 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use rustix::net::sockopt::socket_peercred;
+use rustix::process::{Pid, Signal, kill_process};
+use testing::cgroup::Cgroup;
 
 use super::Driver;
 use crate::rig::{PROGRAM, eventually, has, unshare};
@@ -73,4 +76,50 @@ fn mount_processes_are_run_by_systemd_and_get_their_keys_by_their_environment() 
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap();
     assert!(String::from_utf8_lossy(&environment).contains("AWS_SECRET_ACCESS_KEY=hidden-in-a-test"));
     eventually("it is unstaged", || client.node_unstage_volume(driver.unstage(&id, "a")).is_ok());
+}
+
+/// Removes the cgroup of the host's mount processes, unless others are in it.
+struct OfMounts;
+
+impl Drop for OfMounts {
+    fn drop(&mut self) {
+        for mount in watertight::host::mountinfo::MountTable::read().iter() {
+            if mount.fstype.starts_with("cgroup") {
+                let _others_are_in_it = fs::remove_dir(mount.mountpoint.join("watertight"));
+            }
+        }
+    }
+}
+
+#[test]
+fn without_systemd_mounts_outlive_a_container_that_is_ended_as_runtimes_end_it() {
+    let Some(mut driver) = Driver::new() else { return };
+    let Some(host) = Cgroup::make() else { return };
+    let _cgroup = OfMounts;
+    let pods = host.child("kubepods");
+    let pod = pods.child("pod0c1b2a3d-4e5f-6789-abcd-ef0123456789");
+    let container = pod.child("9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08");
+    if Path::new("/run/systemd/system").is_dir() {
+        driver.more = vec!["--mounts".to_owned(), "cgroup".to_owned()];
+    }
+    let mut command = container.command(PROGRAM);
+    command.args(driver.command().get_args()).env("WATERTIGHT_RUNTIME_DIR", &driver.rig.runtime);
+    let daemon = driver.rig.start(command);
+    let client = driver.client();
+    let id = driver.create("a");
+    client.node_stage_volume(driver.stage(&id, "a")).unwrap();
+    let serving = driver.serving("a").as_raw_pid();
+    let cgroups = fs::read_to_string(format!("/proc/{serving}/cgroup")).unwrap();
+    assert!(cgroups.contains(":/watertight\n") && !cgroups.contains("kubepods"), "{cgroups}");
+    // With the host's process ids, a container's end is that of all that is in its cgroup.
+    for pid in fs::read_to_string(container.directory().join("cgroup.procs")).unwrap().lines() {
+        let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
+        let _is_gone = kill_process(pid, Signal::KILL);
+    }
+    daemon.end();
+    fs::write(Path::new(&driver.staging("a")).join("file"), "whole").unwrap();
+    let _daemon = driver.start();
+    let client = driver.client();
+    client.node_unstage_volume(driver.unstage(&id, "a")).unwrap();
+    assert!(driver.holder(&id).is_null());
 }
