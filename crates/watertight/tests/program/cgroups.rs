@@ -1,12 +1,12 @@
 //! The figures of cgroups in `status`, and the rest of them after an unmount.
 
 use std::fs;
-use std::thread;
 
 use serde_json::Value;
 use testing::cgroup::Cgroup;
 
 use crate::rig::{Rig, eventually};
+use crate::syncing::Syncing;
 
 /// The figures of a cgroup in the status.
 fn figures(rig: &Rig, of: &Cgroup) -> Value {
@@ -79,8 +79,7 @@ fn dirty_and_under_write_back_are_apart_for_a_volume_as_for_its_cgroups() {
     let Some(mut rig) = Rig::mounting() else { return };
     let daemon = rig.mount_faulty("write:nth=1:hang", "dirty_after=1h,stall_after=1h");
     fs::write(rig.mnt.join("a"), [1; 3 * 4096]).unwrap();
-    let file = fs::File::open(rig.mnt.join("a")).unwrap();
-    let waiter = thread::spawn(move || file.sync_all());
+    let waiter = Syncing::prepare(&rig.mnt.join("a"), "").begin();
     eventually("the write is under way", || rig.volume()["writeback_bytes"] != 0);
     fs::write(rig.mnt.join("b"), [2; 2 * 4096]).unwrap();
     let volume = rig.volume();
@@ -98,6 +97,6 @@ fn dirty_and_under_write_back_are_apart_for_a_volume_as_for_its_cgroups() {
     let row = table.lines().nth(1).unwrap();
     assert!(row.contains("  8.0 KiB  12.0 KiB  "), "{table}");
     rig.verb("umount", &["--force"]).ends(1, "20480 bytes");
-    assert!(waiter.join().unwrap().is_err(), "who waited gets an error");
+    assert!(!waiter.succeeds(), "who waited gets an error");
     assert_eq!(daemon.end(), Some(1));
 }

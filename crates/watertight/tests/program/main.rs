@@ -47,6 +47,7 @@ mod service;
 mod signals;
 mod stalled;
 mod stalled_attached;
+mod syncing;
 mod terminal;
 mod throttling;
 mod tmux;

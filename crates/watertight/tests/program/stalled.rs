@@ -2,7 +2,7 @@
 //! a signal.
 
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
 use std::thread;
@@ -10,6 +10,7 @@ use std::thread;
 use rustix::process::Signal;
 
 use crate::rig::{Daemon, LONG, Rig, eventually, run};
+use crate::syncing::Syncing;
 
 /// A volume whose store is on a mount of `server`, which can be stopped. The server goes first at
 /// the end.
@@ -51,12 +52,9 @@ fn a_stall_is_noticed_and_cleared_with_nothing_lost() {
     let daemon = it.rig.mount("stall_after=200ms,dirty_after=1h");
     fs::write(it.rig.mnt.join("before"), "before").unwrap();
     // Opened before: an opening asks the store.
-    let mut file = File::options().write(true).open(it.rig.mnt.join("before")).unwrap();
+    let waiter = Syncing::prepare(&it.rig.mnt.join("before"), "during");
     it.server.stop();
-    let waiter = thread::spawn(move || {
-        file.write_all(b"during").unwrap();
-        file.sync_all()
-    });
+    let waiter = waiter.begin();
     eventually("it is called stalled", || it.is_stalled());
     daemon.says(" is stalled: the store has not answered `");
     // A verb that looks at all mounts of the host is not held up by the mount whose server is
@@ -64,7 +62,7 @@ fn a_stall_is_noticed_and_cleared_with_nothing_lost() {
     it.rig.run(&["status"]).ok().says("stalled: the store has not answered `");
     it.rig.verb("wait", &["--timeout", "100ms"]).ends(1, "not yet: stalled, 6 B of 1 file");
     it.server.signal(Signal::CONT);
-    waiter.join().unwrap().unwrap();
+    assert!(waiter.succeeds());
     eventually("it is active again", || it.rig.volume()["state"] == "active");
     daemon.says("the store answers again, after ");
     // On a busy machine it may have been called so more than once.
@@ -139,10 +137,10 @@ fn a_sync_of_a_mountpoint_leaves_out_a_stalled_volume_and_says_so() {
         fs::write(at.join("file"), name).unwrap();
     }
     // Opened before: an opening asks the store.
-    let open = || File::open(rig.mnt.join("hung/file")).unwrap();
-    let (file, there) = (open(), open());
+    let waiter = Syncing::prepare(&rig.mnt.join("hung/file"), "");
+    let there = File::open(rig.mnt.join("hung")).unwrap();
     server.stop();
-    let waiter = thread::spawn(move || file.sync_all());
+    let waiter = waiter.begin();
     let is_stalled = || {
         let status = rig.status();
         let volumes = status["volumes"].as_array().unwrap();
@@ -171,7 +169,7 @@ fn a_sync_of_a_mountpoint_leaves_out_a_stalled_volume_and_says_so() {
     daemon.says(left_out);
     assert_eq!(daemon.stderr().matches(left_out).count(), 1, "once for each stall");
     server.signal(Signal::CONT);
-    waiter.join().unwrap().unwrap();
+    assert!(waiter.succeeds());
     assert_eq!(fs::read(hung.join("file")).unwrap(), b"hung");
     // Not at the first time: until a check of the volume, it counts as stalled; on a busy machine
     // it may do so once more.
@@ -189,9 +187,9 @@ fn force_over_a_stopped_server_returns_at_once_and_names_what_is_lost() {
         for name in ["a", "b"] {
             fs::write(it.rig.mnt.join(name), vec![7; 100_000]).unwrap();
         }
-        let file = File::open(it.rig.mnt.join("a")).unwrap();
+        let waiter = Syncing::prepare(&it.rig.mnt.join("a"), "");
         it.server.stop();
-        let waiter = thread::spawn(move || file.sync_all());
+        let waiter = waiter.begin();
         eventually("it is called stalled", || it.is_stalled());
         // By its store's path, which cannot be looked up now.
         let store = it.rig.store.to_str().unwrap().to_owned();
@@ -208,7 +206,7 @@ fn force_over_a_stopped_server_returns_at_once_and_names_what_is_lost() {
         assert!(!daemon.stderr().contains("has not removed the mount"), "{}", daemon.stderr());
         println!("--force over a stopped server ({kind}) took {:?}", out.took);
         assert!(!it.rig.is_mounted());
-        assert!(waiter.join().unwrap().is_err(), "who waited gets an error");
+        assert!(!waiter.succeeds(), "who waited gets an error");
         // The process may still exist, which does not keep the known figures from being reported.
         let out = it.rig.verb("wait", &["--timeout", "100ms"]).ends(1, "200000 bytes");
         assert!(out.stderr.contains("not everything is on "), "{}", out.stderr);
@@ -322,15 +320,14 @@ fn force_does_not_wait_for_a_sync_that_hangs_and_says_that_nothing_is_known_to_b
         eventually("it is written", || rig.stored("a").as_deref() == Some(b"12345"));
         eventually("nothing is dirty", || rig.volume()["dirty_bytes"] == 0);
         let waiter = is_stalled.then(|| {
-            let file = File::open(rig.mnt.join("a")).unwrap();
-            let waiter = thread::spawn(move || file.sync_all());
+            let waiter = Syncing::prepare(&rig.mnt.join("a"), "").begin();
             eventually("it is called stalled", || rig.volume()["state"] == "stalled");
             waiter
         });
         let out = rig.verb("umount", &["--force"]).ends(1, WRITTEN);
         assert!(out.stderr.contains("not written: 0 bytes of 0 files"), "{}", out.stderr);
         println!("--force over a sync that hangs (stalled: {is_stalled}) took {:?}", out.took);
-        assert!(waiter.is_none_or(|waiter| waiter.join().unwrap().is_err()), "who waits gets an error");
+        assert!(waiter.is_none_or(|waiter| !waiter.succeeds()), "who waits gets an error");
         assert_eq!(daemon.end(), Some(1));
     }
 }
@@ -354,11 +351,10 @@ fn force_does_not_wait_for_a_write_that_hangs_and_names_the_file() {
     let Some(mut rig) = Rig::mounting() else { return };
     let daemon = rig.mount_faulty("write:hang", "stall_after=1h,dirty_after=1h,drain_timeout=1h");
     fs::write(rig.mnt.join("a"), "12345").unwrap();
-    let file = File::open(rig.mnt.join("a")).unwrap();
-    let waiter = thread::spawn(move || file.sync_all());
+    let waiter = Syncing::prepare(&rig.mnt.join("a"), "").begin();
     eventually("the write is under way", || rig.volume()["writeback_bytes"] != 0);
     let out = rig.verb("umount", &["--force"]).ends(1, "a: 5 bytes");
     println!("--force over a write that hangs took {:?}", out.took);
-    assert!(waiter.join().unwrap().is_err(), "who waited gets an error");
+    assert!(!waiter.succeeds(), "who waited gets an error");
     assert_eq!(daemon.end(), Some(1));
 }

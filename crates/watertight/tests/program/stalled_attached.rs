@@ -12,6 +12,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::rig::{Daemon, Out, Rig, eventually, is_stalled_in, run};
+use crate::syncing::Syncing;
 
 /// A mountpoint with volumes attached to it, and a server that can be stopped, on whose mount some
 /// of the stores are.
@@ -300,11 +301,10 @@ fn after_detach_force_neither_syncs_nor_the_mountpoints_end_wait_for_the_store()
     let source = format!("fault:write:hang,dir:{}", world.store("a").display());
     world.attach(&source, "a", "stall_after=100ms,dirty_after=1h");
     fs::write(world.path("a/file"), "12345").unwrap();
-    let file = File::open(world.path("a/file")).unwrap();
-    let waiter = thread::spawn(move || file.sync_all());
+    let waiter = Syncing::prepare(&world.path("a/file"), "").begin();
     eventually("it is called stalled", || world.status("a")["state"] == "stalled");
     world.run("detach", &[Path::new("--force"), &world.path("a")]).ends(1, "file: 5 bytes");
-    assert!(waiter.join().unwrap().is_err(), "who waited gets an error");
+    assert!(!waiter.succeeds(), "who waited gets an error");
     fs::write(world.path("own"), "own").unwrap();
     world.run("sync", &[&world.path("")]).ok();
     world.daemon.signal(Signal::TERM);
@@ -327,14 +327,13 @@ fn detach_force_over_a_sync_that_hangs_says_that_everything_was_written() {
     fs::write(world.path("a/file"), "12345").unwrap();
     eventually("it is written", || fs::read(store.join("file")).is_ok_and(|data| data == b"12345"));
     eventually("nothing is dirty", || world.status("a")["dirty_bytes"] == 0);
-    let file = File::open(world.path("a/file")).unwrap();
-    let waiter = thread::spawn(move || file.sync_all());
+    let waiter = Syncing::prepare(&world.path("a/file"), "").begin();
     eventually("it is called stalled", || world.status("a")["state"] == "stalled");
     let said =
         "everything was written; up to 5 bytes are not known to be durable: the store did not answer in time";
     let out = world.run("detach", &[Path::new("--force"), &world.path("a")]).ends(1, said);
     println!("detach --force over a sync that hangs took {:?}", out.took);
-    assert!(waiter.join().unwrap().is_err(), "who waited gets an error");
+    assert!(!waiter.succeeds(), "who waited gets an error");
     world.rig.verb("umount", &["--force"]);
     assert!(world.daemon.end().is_some());
 }
@@ -352,15 +351,14 @@ fn sigterm_beside_several_stalled_volumes_ends_at_one_deadline_and_says_which_an
             fs::write(world.path(name).join("file"), "12345").unwrap();
         }
         // One is stalled before, the others by the end itself.
-        let file = File::open(world.path("a/file")).unwrap();
-        let waiter = thread::spawn(move || file.sync_all());
+        let waiter = Syncing::prepare(&world.path("a/file"), "").begin();
         eventually("it is called stalled", || world.status("a")["state"] == "stalled");
         fs::write(world.path("own"), "own").unwrap();
         let begun = Instant::now();
         world.daemon.signal(Signal::TERM);
         assert_eq!(world.daemon.end(), Some(1));
         println!("SIGTERM beside three stalled volumes ({kind}) took {:?}", begun.elapsed());
-        assert!(waiter.join().unwrap().is_err());
+        assert!(!waiter.succeeds());
         let said = world.daemon.stderr();
         for name in stalled {
             let path = world.path(name);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::mount::{MountFlags, UnmountFlags, mount};
 
 use crate::rig::{LONG, Rig, eventually, is_mounted, no_copies, run, umount2, wait};
+use crate::syncing::Syncing;
 
 /// A process that holds the mount by its working directory.
 fn holder(rig: &Rig) -> Child {
@@ -162,8 +163,7 @@ fn force_over_a_store_that_hangs() {
         fs::write(rig.mnt.join("a"), vec![1; 3 << 20]).unwrap();
         fs::write(rig.mnt.join("b"), "b").unwrap();
         // A thread waits for the store.
-        let file = File::open(rig.mnt.join("a")).unwrap();
-        let waiter = thread::spawn(move || file.sync_all());
+        let waiter = Syncing::prepare(&rig.mnt.join("a"), "").begin();
         eventually("the store hangs", || rig.volume()["writeback_bytes"].as_u64() > Some(0));
         // The other verbs say so in time.
         rig.verb("wait", &["--timeout", "100ms"]).ends(1, "not yet");
@@ -172,8 +172,7 @@ fn force_over_a_store_that_hangs() {
         assert!(out.stderr.contains("  a: 3145728 bytes"), "{}", out.stderr);
         assert!(out.stderr.contains("  b: 1 byte"), "{}", out.stderr);
         assert!(!rig.is_mounted());
-        let error = waiter.join().unwrap().expect_err("the waiter gets an error");
-        assert!(matches!(error.raw_os_error(), Some(5 | 103)), "EIO or ECONNABORTED, not {error}");
+        assert!(matches!(waiter.error(), Some(5 | 103)), "EIO or ECONNABORTED");
         assert_eq!(daemon.end(), Some(1));
         rig.run(&["status"]).ok().says("given up by force");
     }
