@@ -1,6 +1,6 @@
 //! A volume over a directory, mounted for a test.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
-#![allow(clippy::unwrap_used, missing_debug_implementations, reason = "test code")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_debug_implementations, reason = "test code")]
 
 pub mod hanging;
 pub mod hook;
