@@ -24,6 +24,7 @@ pub use crate::compression::Compression;
 use crate::crypto::{DataKey, UserKey};
 use crate::disk_cache::DiskCacheOptions;
 use crate::engine::{totals_in_tables, with_parents};
+use crate::engine_store::fetch_tables;
 use crate::find_snapshot::{find, list};
 use crate::follow::nobody_else_writes;
 use crate::format::{self, Format, Uuid};
@@ -317,22 +318,30 @@ async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions
     let last_if_free =
         last.filter(|_| journal.is_none() && seen.as_ref().is_some_and(|seen| seen.info.holder.is_none()));
     let window = format.log_window.into();
-    let read = async {
+    let log = async {
         let last = last_if_free?;
         // What cannot be read is read again, and its error is that of the mount.
         read_log(bucket, last, (&codec, window)).await.ok()
     };
+    let tables = async {
+        match &found {
+            Some(found) => fetch_tables(&*bucket.raw().0, found).await,
+            None => Vec::new(),
+        }
+    };
+    let read = async { tokio::join!(log, tables) };
     let take = Lease::take_as_seen(bucket, &request, host, seen);
-    let (held, earlier) = match select(pin!(take), pin!(read)).await {
+    let (held, (earlier, tables)) = match select(pin!(take), pin!(read)).await {
         // A holder has to answer others: the rest is read when it does.
-        Either::Left((held, read)) => (held?, timeout(READ_MEANWHILE, read).await.ok().flatten()),
-        Either::Right((earlier, take)) => (take.await?, earlier),
+        Either::Left((held, read)) => (held?, timeout(READ_MEANWHILE, read).await.unwrap_or_default()),
+        Either::Right((read, take)) => (take.await?, read),
     };
     let held = Arc::new(held);
     let mount = MountOptions {
         nonce: held.nonce().to_bytes(),
         held: Some(Arc::clone(&held)),
         found,
+        tables,
         earlier,
         disk_cache: options.disk_cache.clone(),
         journal: journal.clone(),
@@ -576,5 +585,7 @@ pub fn open_unheld(objects: Arc<dyn object_store::ObjectStore>, root: &str) -> R
     Ok(BucketStore::new(format!("unheld:{root}"), mounted, runtime))
 }
 
+#[cfg(test)]
+mod schedules;
 #[cfg(test)]
 mod tests;

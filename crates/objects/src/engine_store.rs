@@ -27,10 +27,12 @@ use futures_util::stream::{self, BoxStream};
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetRange, GetResult, GetResultPayload, ListResult, MultipartUpload,
-    ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
+    ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    RenameOptions, Result,
 };
 use parking_lot::Mutex;
 use slatedb_common::retry::NonRetryable;
+use tokio::sync::watch;
 
 /// A table is fetched whole if it is not larger.
 const WHOLE: u64 = 256 << 10;
@@ -44,6 +46,8 @@ const KEPT: Duration = Duration::from_secs(10);
 pub(crate) struct Found {
     meta: ObjectMeta,
     bytes: Bytes,
+    /// The tables that it names, each with its length.
+    tables: Vec<(Path, u64)>,
 }
 
 impl Found {
@@ -51,7 +55,12 @@ impl Found {
         let last_modified = std::time::SystemTime::now().into();
         let meta =
             ObjectMeta { location, last_modified, size: bytes.len() as u64, e_tag: None, version: None };
-        Self { meta, bytes }
+        Self { meta, bytes, tables: Vec::new() }
+    }
+
+    /// A manifest that names these tables, each with its length.
+    pub(crate) fn with_tables(self, tables: Vec<(Path, u64)>) -> Self {
+        Self { tables, ..self }
     }
 
     fn part(&self, range: Range<u64>) -> GetResult {
@@ -66,6 +75,20 @@ impl Found {
     }
 }
 
+/// Fetches the smallest tables of a manifest whole, as many as are kept. Of one that cannot be fetched
+/// the engine's own request says why.
+pub(crate) async fn fetch_tables(store: &dyn ObjectStore, manifest: &Found) -> Vec<Found> {
+    let mut tables = manifest.tables.clone();
+    tables.retain(|(_, len)| *len <= WHOLE);
+    tables.sort_by_key(|(_, len)| *len);
+    tables.truncate(TABLES);
+    let fetched = tables.into_iter().map(|(location, len)| async move {
+        let bytes = store.get_range(&location, 0..len).await.ok()?;
+        (bytes.len() as u64 == len).then(|| Found::new(location, bytes))
+    });
+    futures_util::future::join_all(fetched).await.into_iter().flatten().collect()
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct EngineStore {
@@ -74,6 +97,8 @@ pub(crate) struct EngineStore {
     tables: Path,
     known: Mutex<Option<Known>>,
     is_closed: AtomicBool,
+    /// A manifest is on its way.
+    sends_manifest: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
@@ -94,14 +119,22 @@ impl fmt::Display for EngineStore {
 
 impl EngineStore {
     /// The engine's objects are below `engine`.
-    pub(crate) fn new(inner: Arc<dyn ObjectStore>, engine: &Path, newest: Option<Found>) -> Arc<Self> {
-        let known = Known { newest, is_listed: false, wholes: 0, tables: Vec::new() };
+    pub(crate) fn new(
+        inner: Arc<dyn ObjectStore>,
+        engine: &Path,
+        newest: Option<Found>,
+        tables: Vec<Found>,
+    ) -> Arc<Self> {
+        let wholes = tables.len();
+        let tables = tables.into_iter().map(|table| (table.meta.location.clone(), Some(table))).collect();
+        let known = Known { newest, is_listed: false, wholes, tables };
         Arc::new(Self {
             inner,
             manifests: engine.clone().join("manifest"),
             tables: engine.clone().join("compacted"),
             known: Mutex::new(Some(known)),
             is_closed: AtomicBool::new(false),
+            sends_manifest: watch::Sender::new(false),
         })
     }
 
@@ -124,6 +157,14 @@ impl EngineStore {
         // ORDERING: Relaxed. The engine's tasks are told to end after this, by a lock of theirs; one
         // request of theirs more or less changes nothing.
         self.is_closed.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until a manifest is on its way that was not when this was called.
+    pub(crate) async fn sends_manifest(&self) {
+        self.sends_manifest.send_replace(false);
+        let mut sends = self.sends_manifest.subscribe();
+        // The sender is in `self`.
+        let _it_sends = sends.wait_for(|sends| *sends).await;
     }
 
     fn check_open(&self) -> Result<()> {
@@ -188,7 +229,7 @@ impl EngineStore {
         if let Some(known) = &mut *self.known.lock()
             && let Some((_, table)) = known.tables.iter_mut().find(|(path, _)| path == location)
         {
-            *table = Some(Found { meta, bytes });
+            *table = Some(Found { meta, bytes, tables: Vec::new() });
         }
         Ok(self.known(location, asked))
     }
@@ -214,6 +255,9 @@ fn index(offset: u64) -> usize {
 impl ObjectStore for EngineStore {
     async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
         self.check_open()?;
+        if location.prefix_matches(&self.manifests) {
+            self.sends_manifest.send_replace(true);
+        }
         self.inner.put_opts(location, payload, options).await
     }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod snapshots;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,6 +53,8 @@ pub(crate) struct MountOptions {
     pub(crate) held: Option<Arc<Held>>,
     /// The newest manifest, from which the engine is opened; `None`: it is read again.
     pub(crate) found: Option<Found>,
+    /// Tables of it that were fetched before the engine asks for them.
+    pub(crate) tables: Vec<Found>,
     /// What [`read_log`] has read; `None`: it is read when the volume is opened.
     pub(crate) earlier: Option<Earlier>,
     pub(crate) garbage: Timing,
@@ -79,6 +82,7 @@ impl MountOptions {
             nonce: [0; 16],
             held: None,
             found: None,
+            tables: Vec::new(),
             earlier: None,
             garbage: Timing::default(),
             disk_cache: None,
@@ -107,6 +111,7 @@ impl MountOptions {
             nonce,
             held: None,
             found: None,
+            tables: Vec::new(),
             earlier: None,
             garbage: Timing::default(),
             disk_cache: None,
@@ -165,7 +170,12 @@ impl Mounted {
         }
         let log = CommitLog::new(bucket.clone(), options.codec.clone(), options.window);
         let (store, root) = bucket.raw();
-        let store = EngineStore::new(store, &engine_path(&root), options.found.filter(|_| last == found));
+        let store = EngineStore::new(
+            store,
+            &engine_path(&root),
+            options.found.filter(|_| last == found),
+            options.tables,
+        );
         let (epoch, codec) = (last.map(|last| last.epoch), options.codec.clone());
         let log_and_earlier = (Arc::clone(&log), earlier);
         let engine =
@@ -343,6 +353,31 @@ impl Mounted {
         self.tree.pending.fail(error);
     }
 
+    /// Writes the tables, and ends the engine. The log has all of it: where nothing of this host depends
+    /// on the lease, it is released beside the last request. A holder that comes before that has ended
+    /// reads the log.
+    async fn close_engine(&self) -> Result<()> {
+        let has_disk_cache = self.tree.segments.reader().disk_cache().is_some();
+        let here = self.journal.is_some() || has_disk_cache;
+        let (Some(engine), Some(held), false) = (&self.engine, &self.held, here) else {
+            return self.tree.engine.close().await;
+        };
+        let mut close = pin!(self.tree.engine.close());
+        tokio::select! {
+            biased;
+            () = engine.sends_manifest() => {}
+            closed = &mut close => return closed,
+        }
+        // A release that fails is tried again.
+        match tokio::join!(close, held.release()) {
+            (Err(error), Ok(())) => {
+                tracing::debug!(%error, "the tables are not written: the next holder reads the log");
+                Ok(())
+            }
+            (closed, _) => closed,
+        }
+    }
+
     /// Brings everything to the bucket, so that the next holder has nothing to replay. What could
     /// not be is said by the sync before.
     pub(crate) async fn close(&self) {
@@ -354,8 +389,13 @@ impl Mounted {
         if let Some(marking) = marking {
             let _it_ended = marking.await;
         }
+        if is_on("lease-released-before-the-log")
+            && let Some(held) = &self.held
+        {
+            let _released = held.release().await;
+        }
         let closed = match self.tree.sync_all().await {
-            Ok(()) => self.tree.engine.close().await,
+            Ok(()) => self.close_engine().await,
             Err(error) => Err(error),
         };
         // Before the lease: its next holder may use the directory.

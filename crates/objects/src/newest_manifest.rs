@@ -57,8 +57,8 @@ async fn look(bucket: &Bucket) -> Result<Option<(LastManifest, Found)>> {
         let (store, root) = bucket.raw();
         let engine = engine_path(&root);
         let found = Found::new(engine.clone().join("manifest").join(newest.as_str()), bytes);
-        let read = EngineStore::new(store, &engine, Some(found.clone()));
-        return Ok(last_manifest(read, &root).await?.map(|last| (last, found)));
+        let read = EngineStore::new(store, &engine, Some(found.clone()), Vec::new());
+        return Ok(last_manifest(read, &root).await?.map(|(last, tables)| (last, found.with_tables(tables))));
     }
     Err(Error::with(ErrorKind::Busy, "open", "the newest manifest is replaced again and again"))
 }

@@ -40,6 +40,8 @@ pub(crate) enum Fault {
     RacyCreate,
     /// A listing is empty.
     HidesListed,
+    /// The log's objects and the engine's manifests are there a second later.
+    LateCommits,
 }
 
 /// See the [module](self).
@@ -122,6 +124,10 @@ impl ObjectStore for Scripted {
         mut options: PutOptions,
     ) -> Result<PutResult> {
         self.before().await?;
+        let is_commit = ["/log/", "/manifest/"].iter().any(|part| location.as_ref().contains(part));
+        if is_commit && self.meets(Fault::LateCommits) {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
         if options.mode == PutMode::Create {
             if self.meets(Fault::RacyCreate) && self.inner.head(location).await.is_err() {
                 tokio::task::yield_now().await;

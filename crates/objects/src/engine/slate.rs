@@ -119,12 +119,20 @@ pub(super) async fn newest_manifest(
     })
 }
 
-/// The newest manifest; `None`: there is none.
-pub(crate) async fn last_manifest(store: Arc<dyn ObjectStore>, root: &Path) -> Result<Option<LastManifest>> {
+/// The newest manifest, and the tables that it names, each with its length; `None`: there is none.
+pub(crate) async fn last_manifest(
+    store: Arc<dyn ObjectStore>,
+    root: &Path,
+) -> Result<Option<(LastManifest, Vec<(Path, u64)>)>> {
     let manifest = newest_manifest(store, root).await?;
-    Ok(manifest.map(|manifest| LastManifest {
-        epoch: manifest.writer_epoch(),
-        replay_after: manifest.replay_after_wal_id(),
+    Ok(manifest.map(|manifest| {
+        let names = PathResolver::new(engine_path(root), &manifest);
+        // All that the engine reads of one: only a footer is behind it.
+        let tables = manifest.all_sst_views();
+        let tables = tables.map(|view| (names.sst_path(&view.sst.id), view.sst.estimate_size())).collect();
+        let last =
+            LastManifest { epoch: manifest.writer_epoch(), replay_after: manifest.replay_after_wal_id() };
+        (last, tables)
     }))
 }
 
@@ -220,6 +228,11 @@ impl SlateEngine {
             stop,
             merging: Mutex::new(Some(merging)),
         })
+    }
+
+    /// Waits until a manifest is on its way that was not when this was called.
+    pub(crate) async fn sends_manifest(&self) {
+        self.engine_store.sends_manifest().await;
     }
 
     pub(super) async fn flush(&self, what: FlushOptions) -> Result<()> {
