@@ -24,6 +24,7 @@ use crate::parents::Parents;
 use crate::problem::{About, is_range_error};
 pub use crate::requests::Patience;
 use crate::requests::{Answer, Class, How, Requests, STEP, limit, over_limit};
+use crate::runtime::BulkThreads;
 use crate::stats::{Kind, Stats};
 
 /// The largest object that is read as a whole.
@@ -52,6 +53,8 @@ pub struct Bucket {
     patience: Patience,
     /// The volumes that this one was cloned from.
     parents: Arc<Parents>,
+    /// Where bulk data is encoded and sent.
+    bulk_threads: BulkThreads,
 }
 
 /// A version of an object, by which a conditional request names it.
@@ -98,7 +101,18 @@ impl Bucket {
         let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
         let requests = Arc::new(Requests::new(u64::from_ne_bytes(seed)));
         let (class, patience, parents) = (Class::Control, PATIENCE, Arc::default());
-        Self { store, root, about: Arc::new(about), requests, class, patience, parents }
+        let bulk_threads = BulkThreads::default();
+        Self { store, root, about: Arc::new(about), requests, class, patience, parents, bulk_threads }
+    }
+
+    /// A handle whose bulk data is encoded and sent by these threads.
+    pub(crate) fn with_bulk_threads(self, bulk_threads: BulkThreads) -> Self {
+        Self { bulk_threads, ..self }
+    }
+
+    /// What encodes and sends bulk data.
+    pub(crate) const fn bulk_threads(&self) -> &BulkThreads {
+        &self.bulk_threads
     }
 
     /// The objects of a volume with these parents: what is read of theirs by their names, is read
@@ -172,7 +186,8 @@ impl Bucket {
     #[must_use]
     pub fn raw(&self) -> (Arc<dyn ObjectStore>, Path) {
         let family = (self.root.clone(), Arc::clone(&self.parents));
-        let limited = Limited::new(Arc::clone(&self.store), Arc::clone(&self.requests), family);
+        let requests = (Arc::clone(&self.requests), self.bulk_threads.clone());
+        let limited = Limited::new(Arc::clone(&self.store), requests, family);
         (Arc::new(limited), self.root.clone())
     }
 
@@ -337,7 +352,14 @@ impl Bucket {
         let len = payload.content_length() as u64;
         let attempt = || {
             let options = PutOptions { mode: mode.clone(), ..PutOptions::default() };
-            self.store.put_opts(&path, payload.clone(), options)
+            let (store, path, payload) = (Arc::clone(&self.store), path.clone(), payload.clone());
+            let put = async move { store.put_opts(&path, payload, options).await };
+            async move {
+                match self.class {
+                    Class::Bulk => self.bulk_threads.run(put).await,
+                    Class::Control => put.await,
+                }
+            }
         };
         let answer = self.send("put", name, self.how(Kind::Put, Some(limit(len))), attempt).await?;
         match answer.result {

@@ -8,7 +8,8 @@
 //! settings are the same. HTTP/1.1 has one request at a time on a connection and a client as many
 //! connections as it needs: a server that hangs holds up nobody else. A connection is driven by the
 //! runtime on which it was opened, so that only those share clients that use the process's own
-//! ([`Clients::Shared`]).
+//! ([`Clients::Shared`]), and bulk data has a client of its own: no small request gets a connection
+//! whose threads are busy with segments.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,6 +23,8 @@ use parking_lot::Mutex;
 use reqwest::Certificate;
 use store::{Error, ErrorKind, Result};
 
+use crate::runtime::is_bulk_thread;
+
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(5);
 /// The end of any request, far beyond the limits of [`Bucket`](crate::bucket::Bucket): what forgot
@@ -33,7 +36,7 @@ const IDLE: Duration = Duration::from_secs(20);
 /// Whose client is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clients {
-    /// That of all volumes of the process: all requests are sent on [`crate::runtime`].
+    /// Those of all volumes of the process: all requests are sent on [`crate::runtime`]'s threads.
     Shared,
     /// A new one: they may be sent on any one runtime.
     Own,
@@ -45,6 +48,8 @@ struct Settings {
     allows_http: bool,
     /// For the instance's metadata service.
     is_for_metadata: bool,
+    /// For requests that are sent on the threads for bulk data.
+    is_for_bulk: bool,
     /// The certificate authorities, if not the system's.
     pem: Option<Vec<u8>>,
 }
@@ -56,10 +61,18 @@ static SHARED: LazyLock<Mutex<HashMap<Settings, Weak<reqwest::Client>>>> = LazyL
 #[derive(Debug)]
 struct Shared(Arc<reqwest::Client>);
 
+/// The shared clients of one bucket: which is used, the thread decides.
+#[derive(Debug)]
+struct ByThread {
+    others: Shared,
+    bulk: Shared,
+}
+
 #[async_trait]
-impl HttpService for Shared {
+impl HttpService for ByThread {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        self.0.call(request).await
+        let Shared(client) = if is_bulk_thread() { &self.bulk } else { &self.others };
+        client.call(request).await
     }
 }
 
@@ -122,12 +135,16 @@ impl HttpConnector for Connector {
         let settings = Settings {
             allows_http: is(ClientConfigKey::AllowHttp, "true"),
             is_for_metadata: options.get_config_value(&ClientConfigKey::ConnectTimeout) != ours,
+            is_for_bulk: false,
             pem: self.pem.clone(),
         };
         let make = || self.make(&settings).map_err(failed);
         Ok(match self.clients {
             Clients::Own => HttpClient::new(make()?),
-            Clients::Shared => HttpClient::new(Shared::get(settings.clone(), make)?),
+            Clients::Shared => HttpClient::new(ByThread {
+                others: Shared::get(settings.clone(), make)?,
+                bulk: Shared::get(Settings { is_for_bulk: true, ..settings.clone() }, make)?,
+            }),
         })
     }
 }
@@ -186,8 +203,12 @@ mod tests {
 
     #[test]
     fn a_client_is_shared_while_somebody_uses_it() {
-        let settings =
-            |pem: &[u8]| Settings { allows_http: true, is_for_metadata: false, pem: Some(pem.to_vec()) };
+        let settings = |pem: &[u8]| Settings {
+            allows_http: true,
+            is_for_metadata: false,
+            is_for_bulk: false,
+            pem: Some(pem.to_vec()),
+        };
         let connector = Connector::new(None, Clients::Own).unwrap();
         let get = |pem: &[u8]| Shared::get(settings(pem), || connector.make(&settings(pem))).unwrap();
         let (one, two, other) = (get(b"test-shared"), get(b"test-shared"), get(b"test-other"));

@@ -22,16 +22,20 @@ use crate::object_names::engine_path;
 use crate::parents::Parents;
 use crate::problem::is_range_error;
 use crate::requests::{Class, Requests, STEP, limit, over_limit};
+use crate::runtime::BulkThreads;
 use crate::stats::Kind;
 
 /// The largest transfer that a request's limit reckons with, if its length is not known.
 const UNKNOWN_LENGTH: u64 = 8 << 20;
+/// What is larger is bulk data.
+const SMALL: u64 = 256 << 10;
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Limited {
     inner: Arc<dyn ObjectStore>,
     requests: Arc<Requests>,
+    bulk_threads: BulkThreads,
     /// The volume's root, and whose tables it may read.
     root: Path,
     parents: Arc<Parents>,
@@ -111,10 +115,10 @@ fn stepped<T: Send + 'static>(
 impl Limited {
     pub(crate) fn new(
         inner: Arc<dyn ObjectStore>,
-        requests: Arc<Requests>,
+        (requests, bulk_threads): (Arc<Requests>, BulkThreads),
         (root, parents): (Path, Arc<Parents>),
     ) -> Self {
-        Self { inner, requests, root, parents }
+        Self { inner, requests, bulk_threads, root, parents }
     }
 
     fn list_stream(
@@ -130,7 +134,12 @@ impl Limited {
 impl ObjectStore for Limited {
     async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
         let len = payload.content_length() as u64;
-        let put = self.inner.put_opts(location, payload, options);
+        let (inner, place) = (Arc::clone(&self.inner), location.clone());
+        let put = async move { inner.put_opts(&place, payload, options).await };
+        let put = async {
+            // To sign a table takes as long as a segment.
+            if len > SMALL { self.bulk_threads.run(put).await } else { put.await }
+        };
         let put = once(&self.requests, Kind::Put, limit(len), put).await?;
         self.requests.counters.up(len);
         Ok(put)

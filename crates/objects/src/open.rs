@@ -15,6 +15,7 @@ use crate::bucket::Bucket;
 use crate::client::{Clients, Connector, client_options, no_retry};
 use crate::directory::Directory;
 use crate::problem::About;
+use crate::runtime::BulkThreads;
 use crate::url::{Scheme, Url};
 
 /// The stores of `memory://`, by name, as long as the process lives.
@@ -73,7 +74,11 @@ fn open_with(url: &Url, clients: Clients, environment: &dyn Fn(&str) -> Option<S
             Arc::new(store)
         }
     };
-    Ok(Bucket::opened(store, root, about))
+    let bucket = Bucket::opened(store, root, about);
+    Ok(match clients {
+        Clients::Shared => bucket.with_bulk_threads(BulkThreads::of_process()?),
+        Clients::Own => bucket,
+    })
 }
 
 fn memory(name: &str) -> Result<Arc<dyn ObjectStore>> {

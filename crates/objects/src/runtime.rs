@@ -1,13 +1,30 @@
 //! The runtime of the process: all volumes share it. A task of one volume that waits for its bucket
 //! holds no thread.
+//!
+//! Bulk data has threads of its own. To encode a segment, and to sign the request that sends it, takes
+//! a thread for some 10 ms, and a task that such a thread has woken cannot be taken over by another: on
+//! the same threads a commit would wait for segments that have nothing to do with it.
 
+use std::cell::Cell;
 use std::sync::OnceLock;
 
 use store::{Error, ErrorKind, Result};
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio_util::task::AbortOnDropHandle;
 
-/// Threads that run tasks; requests and encoding of all volumes of the process.
+/// Threads that run tasks and requests of all volumes of the process.
 const THREADS: usize = 4;
+/// Threads that encode and send bulk data.
+const BULK_THREADS: usize = 2;
+
+thread_local! {
+    static IS_BULK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the caller runs on a thread for bulk data.
+pub(crate) fn is_bulk_thread() -> bool {
+    IS_BULK.get()
+}
 
 /// The runtime, which begins with the first call.
 ///
@@ -18,8 +35,76 @@ pub(crate) fn handle() -> Result<Handle> {
     let runtime = RUNTIME.get_or_init(|| {
         Builder::new_multi_thread().worker_threads(THREADS).thread_name("wt-objects").enable_all().build()
     });
+    started(runtime)
+}
+
+fn started(runtime: &std::io::Result<Runtime>) -> Result<Handle> {
     match runtime {
         Ok(runtime) => Ok(runtime.handle().clone()),
         Err(error) => Err(Error::with(ErrorKind::NoMemory, "start", format!("no threads: {error}"))),
+    }
+}
+
+/// Where work with bulk data runs.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct BulkThreads(Option<Handle>);
+
+impl BulkThreads {
+    /// The process's threads for it, which begin with the first call. Without these ([`Default`]) it
+    /// runs where its caller does, as tests on paused time need it.
+    ///
+    /// # Errors
+    /// No threads can be made.
+    pub(crate) fn of_process() -> Result<Self> {
+        static RUNTIME: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
+        let runtime = RUNTIME.get_or_init(|| {
+            Builder::new_multi_thread()
+                .worker_threads(BULK_THREADS)
+                .thread_name("wt-bulk")
+                .on_thread_start(|| IS_BULK.set(true))
+                .enable_all()
+                .build()
+        });
+        Ok(Self(Some(started(runtime)?)))
+    }
+
+    /// Runs what takes a thread for long. It ends where it is if nobody waits for it any more.
+    pub(crate) async fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
+        let Some(threads) = &self.0 else { return work.await };
+        match AbortOnDropHandle::new(threads.spawn(work)).await {
+            Ok(done) => done,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime ends, with the process.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn bulk_data_has_threads_of_its_own() {
+        assert!(!BulkThreads::default().run(async { is_bulk_thread() }).await);
+        let threads = BulkThreads::of_process().unwrap();
+        assert!(threads.run(async { is_bulk_thread() }).await);
+        assert!(!handle().unwrap().spawn(async { is_bulk_thread() }).await.unwrap());
+        assert!(!is_bulk_thread());
+    }
+
+    #[tokio::test]
+    async fn work_that_nobody_waits_for_ends() {
+        let threads = BulkThreads::of_process().unwrap();
+        let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
+        let work = threads.run(async move {
+            std::future::pending::<()>().await;
+            drop(sender);
+        });
+        let given_up = tokio::time::timeout(std::time::Duration::from_millis(10), work).await;
+        assert!(given_up.is_err());
+        assert!(receiver.await.is_err(), "what it had is dropped");
     }
 }

@@ -125,20 +125,9 @@ impl Segments {
         // ORDERING: Relaxed, a number that is given once; nothing else is published with it.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let object = Object::Segment(self.epoch, number);
-        let (mut parts, mut stored, mut footer, mut at) = (Vec::new(), Vec::new(), Vec::new(), 0);
-        for (ino, start, data) in extents {
-            let (encoded, table) = self.codec.encode(&data);
-            let len = len_of(&data);
-            stored.push(Stored { object, at, len, table: table.to_bytes() });
-            footer.push(FooterRow { ino, start, at, len });
-            at += len_of(&encoded);
-            parts.push(encoded);
-        }
-        let footer = self.codec.seal(b"footer", &rows::to_bytes(&footer));
-        let mut end = BytesMut::from(&footer[..]);
-        end.extend_from_slice(&len_of(&footer).to_be_bytes());
-        end.extend_from_slice(MAGIC);
-        parts.push(end.freeze());
+        let codec = self.codec.clone();
+        let (parts, stored) =
+            self.bucket.bulk_threads().run(async move { encode(&codec, object, extents) }).await;
         if is_on("rows-before-bulk-data") {
             let (bucket, parts) = (self.bucket.clone(), PutPayload::from_iter(parts));
             tokio::spawn(async move { bucket.create(&object_name(object), parts).await });
@@ -293,6 +282,26 @@ impl Segments {
             Object::Segment(..) => self.uploads.read(object, bytes.clone()).await.transpose(),
         }
     }
+}
+
+/// The parts of a segment of these extents, each of an inode and where it begins there; and where each
+/// is in it.
+fn encode(codec: &Codec, object: Object, extents: Vec<(u64, u64, Bytes)>) -> (Vec<Bytes>, Vec<Stored>) {
+    let (mut parts, mut stored, mut footer, mut at) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    for (ino, start, data) in extents {
+        let (encoded, table) = codec.encode(&data);
+        let len = len_of(&data);
+        stored.push(Stored { object, at, len, table: table.to_bytes() });
+        footer.push(FooterRow { ino, start, at, len });
+        at += len_of(&encoded);
+        parts.push(encoded);
+    }
+    let footer = codec.seal(b"footer", &rows::to_bytes(&footer));
+    let mut end = BytesMut::from(&footer[..]);
+    end.extend_from_slice(&len_of(&footer).to_be_bytes());
+    end.extend_from_slice(MAGIC);
+    parts.push(end.freeze());
+    (parts, stored)
 }
 
 /// A part of an extent that is to be read.
