@@ -40,8 +40,18 @@ const LARGE: &str = "untar-128M";
 const TOOK_MS: Metric = Metric::new("until_unmounted", "ms");
 const MISSING: Metric = Metric::new("bytes_missing", "B");
 
-const OWN: [&str; 7] =
-    [FSYNC, UNTAR, LARGE, growth::SIZES[0].0, growth::SIZES[1].0, growth::SIZES[2].0, growth::OVERWRITE];
+const OWN: [&str; 10] = [
+    FSYNC,
+    UNTAR,
+    LARGE,
+    growth::SIZES[0].0,
+    growth::SIZES[1].0,
+    growth::SIZES[2].0,
+    growth::OVERWRITE,
+    idle::SIZES[0].0,
+    idle::SIZES[1].0,
+    idle::SIZES[2].0,
+];
 const SCENARIOS: [&str; OWN.len() + reach::SCENARIOS.len()] = {
     let mut all = [""; OWN.len() + reach::SCENARIOS.len()];
     let (own, reach) = all.split_at_mut(OWN.len());

@@ -57,6 +57,8 @@ const SYNCS_RATE: Metric = Metric::rate("fsyncs", "1/s");
 const PER_PUT: Metric = Metric::new("fsyncs_per_put", "");
 const ALONE_US: Metric = Metric::new("alone", "us");
 const BESIDE_US: Metric = Metric::new("beside", "us");
+const BESIDE_ONE_US: Metric = Metric::new("beside_one", "us");
+const ROUND_TRIPS: Metric = Metric::new("round_trips", "");
 const UNTIL_READ_MS: Metric = Metric::new("umount_to_first_read", "ms");
 const TOOK_MS: Metric = Metric::new("until_unmounted", "ms");
 
@@ -66,6 +68,8 @@ const CALL: usize = 1 << 20;
 /// Objects of the server's own, and how many are on their way at a time.
 const OBJECT: usize = 8 << 20;
 const TOGETHER: usize = 8;
+/// Objects of 8 MiB that are sent beside small ones: 1 GiB.
+const LARGE_OBJECTS: usize = 128;
 const THREADS: usize = 64;
 const SYNCING: Duration = Duration::from_secs(5);
 
@@ -98,7 +102,16 @@ pub(super) fn measure(
             "fsync-beside-1G" => beside(scenario, &ours()?, (server, scratch), &settings.variants, recorder)?,
             "fsync-64" => many(scenario, &ours()?, recorder)?,
             "sequential" => sequential(scenario, &ours()?, server, &settings.variants, recorder)?,
-            "handover" => handover(scenario, &ours()?, recorder)?,
+            "handover" => {
+                let took = handover(scenario, &ours()?, recorder)?;
+                if distance > 0 {
+                    server.delay(Duration::ZERO);
+                    let near = Subject::ours(program, server, scratch, &name("near"))?;
+                    let near = hand_over(&near)?.0;
+                    let trips = took.saturating_sub(near).as_secs_f64() * 1000.0 / distance as f64;
+                    recorder.value(scenario, "default", ROUND_TRIPS, trips);
+                }
+            }
             _ => {
                 for &variant in settings.variants.iter().filter(|variant| is_mounted(variant)) {
                     let subject = mount_of(variant, (program, server, scratch), &name(variant));
@@ -164,9 +177,14 @@ fn beside(
         }
         let mut large = vec![0; OBJECT];
         Random::new(7).fill(&mut large);
-        let beside = server.puts_beside((&large, 128, 4))?;
         recorder.operations_us(scenario, "server", ALONE_US, &alone);
-        recorder.operations_us(scenario, "server", BESIDE_US, &beside);
+        for (metric, together) in [(BESIDE_US, 4), (BESIDE_ONE_US, 1)] {
+            let beside = server.puts_beside((&large, LARGE_OBJECTS, together))?;
+            recorder.operations_us(scenario, "server", metric, &beside);
+        }
+        let note =
+            "beside: a client of its own sends objects of 8 MiB, four at a time; beside_one: one at a time";
+        recorder.note(scenario, "server", note);
     }
     Ok(())
 }
@@ -259,7 +277,18 @@ fn sequential(
 }
 
 /// From an unmount with something to write to the first read of it elsewhere.
-fn handover(scenario: &str, subject: &Subject, recorder: &mut Recorder) -> anyhow::Result<()> {
+fn handover(scenario: &str, subject: &Subject, recorder: &mut Recorder) -> anyhow::Result<Duration> {
+    let (took, requests) = hand_over(subject)?;
+    recorder.value(scenario, "default", UNTIL_READ_MS, took.as_secs_f64() * 1000.0);
+    recorder.value(scenario, "default", REQUESTS, requests.all() as f64);
+    let note = "requests: of the mount and the read elsewhere; round_trips: the time that the distance adds, from \
+                the unmount to the first read, in units of it";
+    recorder.note(scenario, "default", note);
+    Ok(took)
+}
+
+/// How long that takes, and the requests of the mount and the read.
+fn hand_over(subject: &Subject) -> anyhow::Result<(Duration, Requests)> {
     let mounted = subject.mount()?;
     for number in 0..100 {
         fs::write(mounted.path().join(format!("file-{number}")), [3; 4096])?;
@@ -268,11 +297,10 @@ fn handover(scenario: &str, subject: &Subject, recorder: &mut Recorder) -> anyho
     mounted.unmount()?;
     let elsewhere = subject.mount_elsewhere()?;
     ensure!(fs::read(elsewhere.path().join("file-99"))? == [3; 4096], "other bytes than were written");
-    recorder.value(scenario, "default", UNTIL_READ_MS, begun.elapsed().as_secs_f64() * 1000.0);
+    let took = begun.elapsed();
     let requests = elsewhere.requests_so_far()?;
-    recorder.value(scenario, "default", REQUESTS, requests.all() as f64);
-    recorder.note(scenario, "default", "requests: of the mount and the read elsewhere");
-    elsewhere.unmount()
+    elsewhere.unmount()?;
+    Ok((took, requests))
 }
 
 /// What people do with files, from the first call to umount's return.
