@@ -17,7 +17,6 @@
 //!
 //! A reader elsewhere may follow all that ([`follower`]).
 
-mod clones;
 mod faults;
 mod follower;
 mod host;
@@ -31,12 +30,8 @@ use std::time::Duration;
 
 use faults::{Random, World};
 use follower::Follower;
-use host::{Host, JOURNAL_BYTES, PREFIX, Volume};
+use host::{Host, JOURNAL_BYTES, Volume};
 use snapshots::Snapshots;
-use tables::alone;
-
-use crate::bucket::Bucket;
-use crate::format;
 
 /// Times that the volume changes its holder.
 const CHANGES: usize = 4;
@@ -53,8 +48,6 @@ const FOLLOWED: Duration = Duration::from_secs(30);
 struct With {
     /// They make, read and delete snapshots.
     snapshots: bool,
-    /// They clone these, and use the clones.
-    clones: bool,
     /// One has a journal.
     journal: bool,
     /// A reader elsewhere follows them.
@@ -74,17 +67,8 @@ impl Simulation {
     fn new(seed: u64, with: With) -> Self {
         let mut random = Random::new(seed);
         let window = [1, 2, 4, 8][random.below(4)];
-        let snapshots = match with {
-            With { clones: true, .. } => Some(Snapshots::with_clones()),
-            With { snapshots: true, .. } => Some(Snapshots::default()),
-            _ => None,
-        };
+        let snapshots = with.snapshots.then(Snapshots::default);
         let mut volume = Volume::new(World::new(seed), window, snapshots);
-        if with.clones {
-            let bucket = Bucket::new(volume.world.objects(), PREFIX.into());
-            let made = alone(format::create(&bucket, format::Options::default()));
-            made.expect("nothing is there yet");
-        }
         let mut journal = with.journal.then(|| Random::new(seed.rotate_left(32)));
         if let Some(random) = &mut journal {
             volume.journal_bytes = JOURNAL_BYTES[random.below(JOURNAL_BYTES.len())];
@@ -200,9 +184,8 @@ fn run(seeds: std::ops::Range<u64>, with: With) {
     }
 }
 
-/// The campaign; with `SNAPSHOTS=1` hosts make, read and delete snapshots, too, with `CLONES=1` they
-/// also clone these, with `JOURNAL=1` one of them has a journal, and with `FOLLOWED=1` each seed has a
-/// reader that follows:
+/// The campaign; with `SNAPSHOTS=1` hosts make, read and delete snapshots, too, with `JOURNAL=1` one
+/// of them has a journal, and with `FOLLOWED=1` each seed has a reader that follows:
 /// `SEEDS=100000 cargo test --release -p watertight-objects --lib simulation -- --ignored`.
 #[test]
 #[ignore = "long; the seeds are given by SEEDS, the first by FIRST"]
@@ -213,7 +196,6 @@ fn campaign() {
     let is_given = |name| std::env::var_os(name).is_some();
     let with = With {
         snapshots: is_given("SNAPSHOTS"),
-        clones: is_given("CLONES"),
         journal: is_given("JOURNAL"),
         follower: is_given("FOLLOWED"),
     };

@@ -53,7 +53,7 @@ type Late = (Path, PutPayload, PutOptions);
 /// The bucket of all hosts.
 #[derive(Debug)]
 pub(super) struct World {
-    objects: Arc<InMemory>,
+    objects: InMemory,
     random: Mutex<Random>,
     late: Mutex<Vec<Late>>,
     is_healed: AtomicBool,
@@ -68,15 +68,10 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(seed: u64) -> Arc<Self> {
         let random = Mutex::new(Random::new(!seed));
-        let (objects, late) = (Arc::default(), Mutex::default());
+        let (objects, late) = (InMemory::new(), Mutex::default());
         let (is_healed, bytes) = (AtomicBool::new(false), AtomicUsize::new(0));
         let (held, waiting, let_go) = (Mutex::default(), Mutex::default(), Notify::new());
         Arc::new(Self { objects, random, late, is_healed, bytes, held, waiting, let_go })
-    }
-
-    /// What is in the bucket, by requests that do not fail.
-    pub(super) fn objects(&self) -> Arc<InMemory> {
-        Arc::clone(&self.objects)
     }
 
     /// From now on PUTs wait whose names have one of `parts` in them, and no others.

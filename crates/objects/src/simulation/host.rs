@@ -29,8 +29,6 @@ use crate::mount::{MountOptions, Mounted};
 use crate::newest_manifest::newest_manifest;
 use crate::tree::Tree;
 
-/// Where the volume is in the bucket.
-pub(super) const PREFIX: &str = "v";
 pub(super) const ROOT: ObjectId = ObjectId::ROOT;
 pub(super) const CREATOR: Creator = Creator { uid: 0, gid: 0, umask: 0 };
 pub(super) const FILE: NewNode<'_> = NewNode::Special { kind: store::FileType::Regular, rdev: 0 };
@@ -110,23 +108,6 @@ impl Taker {
     }
 }
 
-/// How a process reaches the bucket.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Way<'a> {
-    pub(super) volume: &'a Volume,
-    pub(super) number: u8,
-    pub(super) is_cut: &'a Arc<AtomicBool>,
-}
-
-impl Way<'_> {
-    /// The volume at a prefix; the handle ends with the volume that is opened by it.
-    pub(super) fn to(self, prefix: &str) -> Bucket {
-        let objects = FaultyObjects::new(&self.volume.world, Arc::clone(self.is_cut));
-        let bucket = Bucket::new(Arc::new(objects), prefix.into());
-        bucket.seeded(self.number.into()).with_patience(Patience::UntilStopped)
-    }
-}
-
 impl Volume {
     pub(super) fn new(world: Arc<World>, window: u64, snapshots: Option<Snapshots>) -> Self {
         let journal_bytes = JOURNAL_BYTES[JOURNAL_BYTES.len() - 1];
@@ -135,7 +116,9 @@ impl Volume {
 
     /// A process's way to the bucket.
     pub(super) fn bucket(&self, number: u8, is_cut: &Arc<AtomicBool>) -> Bucket {
-        Way { volume: self, number, is_cut }.to(PREFIX)
+        let objects = FaultyObjects::new(&self.world, Arc::clone(is_cut));
+        let bucket = Bucket::new(Arc::new(objects), "v".into());
+        bucket.seeded(number.into()).with_patience(Patience::UntilStopped)
     }
 
     /// Those that held the volume, by their epochs.
@@ -305,7 +288,8 @@ struct Life {
 impl Life {
     async fn live(mut self, is_cut: Arc<AtomicBool>) {
         let Some(mounted) = self.volume.open(&self.taker, &is_cut).await else { return };
-        if let Err(error) = self.hold(&mounted, &is_cut).await {
+        let bucket = self.volume.bucket(self.taker.number, &is_cut);
+        if let Err(error) = self.hold(&mounted, &bucket).await {
             let (epoch, others) =
                 (self.taker.progress.lock().epoch, self.volume.taken_by_others(&self.taker));
             assert!(others > epoch, "nobody takes the volume over, and it fails: {error}");
@@ -326,10 +310,7 @@ impl Life {
     }
 
     /// Does steps, and syncs in the end; ends early with the first error.
-    async fn hold(&mut self, mounted: &Arc<Mounted>, is_cut: &Arc<AtomicBool>) -> Result<()> {
-        let volume = self.volume.clone();
-        let way = Way { volume: &volume, number: self.taker.number, is_cut };
-        let bucket = &way.to(PREFIX);
+    async fn hold(&mut self, mounted: &Arc<Mounted>, bucket: &Bucket) -> Result<()> {
         let tree = mounted.tree();
         let found = observe(tree).await?;
         {
@@ -345,8 +326,6 @@ impl Life {
                     0 => snapshots.make(mounted, name(), self.taker.model(|model| model.now())).await?,
                     1 => snapshots.delete(mounted, &mut self.random).await?,
                     2 => snapshots.check(bucket).await?,
-                    3 => snapshots.clone_one(way, &mut self.random).await,
-                    4 => snapshots.use_clone(way, &mut self.random).await,
                     _ => {}
                 }
             }

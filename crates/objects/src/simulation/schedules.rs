@@ -33,13 +33,6 @@ fn a_snapshot_shows_what_was_there_when_it_was_made() {
     run(seeds(50), With { snapshots: true, ..With::default() });
 }
 
-/// A clone that was acknowledged shows what its snapshot showed, whatever holders delete and collect,
-/// and can be used beside the volume.
-#[test]
-fn a_clone_shows_what_its_snapshot_showed() {
-    run(seeds(20), With { clones: true, ..With::default() });
-}
-
 /// The same on a host with a journal, which acknowledges fsyncs: its processes are killed and it
 /// loses power, and the next process on it finds everything acknowledged.
 #[test]
@@ -64,7 +57,7 @@ fn a_follower_shows_states_in_their_order() {
 /// has, a follower does not show.
 #[test]
 fn a_follower_beside_snapshots_and_a_journal_shows_states_in_their_order() {
-    run(seeds(20), With { snapshots: true, journal: true, follower: true, ..With::default() });
+    run(seeds(20), With { snapshots: true, journal: true, follower: true });
 }
 
 /// Seeds that once failed. In 1549 an fsync beside a truncation found that the truncation had
@@ -135,10 +128,6 @@ fn a_volume_that_keeps_no_order_is_caught() {
     assert_caught(test, &["garbage-segment-of-a-snapshot"], UNREADABLE);
     assert_caught(test, &["garbage-table-of-a-snapshot"], UNREADABLE);
     assert_caught(test, &["snapshot-before-its-data"], OTHER);
-    // Clones.
-    let test = "simulation::schedules::a_clone_shows_what_its_snapshot_showed";
-    const CLONE: &str = "a clone fails that nobody else opens";
-    assert_caught_by_any(test, &["snapshot-of-a-clone-deleted"], &[CLONE, "a clone shows something else"]);
     // The journal.
     let test = "simulation::schedules::what_a_journal_acknowledged_is_found_on_its_host";
     assert_caught(test, &["journal-acknowledged-before-fdatasync"], LOST);

@@ -4,19 +4,15 @@
 //! - One that was acknowledged is there for every later holder, whatever crashed.
 //! - It shows what its maker saw when it was made, whatever was changed, deleted and collected
 //!   since.
-//! - A clone of it shows that as well, also after holders have tried to delete it ([`clones`]).
-//!
-//! [`clones`]: super::clones
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use store::{Error, ErrorKind, Result};
+use store::{Error, Result};
 
-use super::clones::Clones;
 use super::faults::Random;
-use super::host::{Way, observe};
+use super::host::observe;
 use super::model::Seen;
 use crate::bucket::Bucket;
 use crate::find_snapshot::{find, list};
@@ -25,11 +21,7 @@ use crate::readers::Mark;
 
 /// What is known of the snapshots of a volume.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Snapshots {
-    all: Arc<Mutex<BTreeMap<String, Known>>>,
-    /// Their clones; none: nobody makes some.
-    clones: Option<Clones>,
-}
+pub(super) struct Snapshots(Arc<Mutex<BTreeMap<String, Known>>>);
 
 #[derive(Debug)]
 struct Known {
@@ -42,43 +34,21 @@ struct Known {
 }
 
 impl Snapshots {
-    /// Snapshots that are cloned, too.
-    pub(super) fn with_clones() -> Self {
-        Self { clones: Some(Clones::default()), ..Self::default() }
-    }
-
-    /// Clones one, if there is one.
-    pub(super) async fn clone_one(&self, way: Way<'_>, random: &mut Random) {
-        let (Some(clones), there) = (&self.clones, self.acknowledged()) else { return };
-        if !there.is_empty() {
-            let name = &there[random.below(there.len())];
-            let shows = self.all.lock().get(name).map(|known| known.shows.clone());
-            clones.make(way, (name, shows.unwrap_or_default()), || self.is_deleted(name)).await;
-        }
-    }
-
-    /// Uses a clone, if there is one.
-    pub(super) async fn use_clone(&self, way: Way<'_>, random: &mut Random) {
-        if let Some(clones) = &self.clones {
-            clones.use_one(way, random).await;
-        }
-    }
-
     fn acknowledged(&self) -> Vec<String> {
-        let all = self.all.lock();
+        let all = self.0.lock();
         all.iter().filter(|(_, known)| known.is_acknowledged).map(|(name, _)| name.clone()).collect()
     }
 
     fn is_deleted(&self, name: &str) -> bool {
-        self.all.lock().get(name).is_none_or(|known| known.is_deleted)
+        self.0.lock().get(name).is_none_or(|known| known.is_deleted)
     }
 
     /// Makes one, which shows what the volume shows `now`.
     pub(super) async fn make(&self, mounted: &Mounted, name: String, now: Seen) -> Result<()> {
         let known = Known { shows: now, is_acknowledged: false, is_deleted: false };
-        self.all.lock().insert(name.clone(), known);
+        self.0.lock().insert(name.clone(), known);
         mounted.create_snapshot(&name).await?;
-        if let Some(known) = self.all.lock().get_mut(&name) {
+        if let Some(known) = self.0.lock().get_mut(&name) {
             known.is_acknowledged = true;
         }
         Ok(())
@@ -91,14 +61,12 @@ impl Snapshots {
             return Ok(());
         }
         let name = &there[random.below(there.len())].name;
-        if let Some(known) = self.all.lock().get_mut(name) {
+        if let Some(known) = self.0.lock().get_mut(name) {
             known.is_deleted = true;
         }
         match mounted.delete_snapshot(name).await {
             // Another holder was quicker.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            // A clone needs it.
-            Err(error) if error.kind() == ErrorKind::Busy && self.clones.is_some() => Ok(()),
+            Err(error) if error.kind() == store::ErrorKind::NotFound => Ok(()),
             deleted => deleted,
         }
     }
@@ -115,7 +83,7 @@ impl Snapshots {
             );
         }
         for snapshot in there {
-            let shows = self.all.lock().get(&snapshot.name).map(|known| known.shows.clone());
+            let shows = self.0.lock().get(&snapshot.name).map(|known| known.shows.clone());
             let shows = shows.expect("somebody has begun to make it");
             match read(bucket, &snapshot.name).await {
                 Ok(seen) => assert_eq!(seen, shows, "a snapshot shows something else: {}", snapshot.name),
