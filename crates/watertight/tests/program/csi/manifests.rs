@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use crate::rig::Rig;
 use clap::Parser as _;
 use saphyr::{LoadableYamlNode as _, Yaml};
 use serde_json::{Map, Value};
@@ -140,4 +142,42 @@ fn manifests_say_what_the_driver_takes() {
             assert!(classes.contains(class), "{}: there is no class {class}", file.display());
         }
     }
+}
+
+/// Kubelet makes a pod's own directories so that all users of its containers may write to them.
+#[test]
+fn the_controller_starts_in_directories_as_kubelet_makes_them() {
+    let mut rig = Rig::new();
+    let all = all_in(&packaging());
+    let controller = all.iter().find(|(_, object)| object["kind"] == "Deployment").unwrap();
+    let driver = &controller.1["spec"]["template"]["spec"]["containers"][0];
+    let mounts = list(
+        &driver["volumeMounts"].as_array().unwrap().iter().map(|one| one["mountPath"].clone()).collect(),
+    );
+    for mount in &mounts {
+        let dir = rig.root.join(&mount[1..]);
+        fs::create_dir_all(&dir).unwrap();
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    // The container's root is the rig's.
+    let root = rig.root.display().to_string();
+    let there = |text: &str| {
+        let inside =
+            |text: String, mount: &String| text.replace(&format!("{mount}/"), &format!("{root}{mount}/"));
+        let whole = mounts.iter().find(|mount| text.ends_with(&format!("={mount}")));
+        let text =
+            whole.map_or_else(|| text.to_owned(), |mount| text.replace(mount, &format!("{root}{mount}")));
+        mounts.iter().fold(text, inside)
+    };
+    let arguments: Vec<String> = list(&driver["args"]).iter().map(|argument| there(argument)).collect();
+    let mut command = rig.command(&arguments);
+    for variable in driver["env"].as_array().unwrap() {
+        command.env(variable["name"].as_str().unwrap(), there(variable["value"].as_str().unwrap()));
+    }
+    let daemon = rig.start(command);
+    assert!(
+        rig.root.join("csi/csi.sock").exists()
+            && !fs::read_dir(rig.root.join("state")).unwrap().count().eq(&0)
+    );
+    daemon.stop();
 }
