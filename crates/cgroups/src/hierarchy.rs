@@ -98,7 +98,7 @@ impl Hierarchy {
     /// [`Error::NotMounted`], except for [`Choice::Auto`].
     pub fn find(choice: &Choice) -> Result<Option<Self>, Error> {
         let text = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-        let all: Vec<Mounted> = text.split(|&byte| byte == b'\n').filter_map(Mounted::parse).collect();
+        let all = Mounted::all_in(&text);
         let with = |name: &str| all.iter().find(|mounted| mounted.has(name)).map(|at| at.tree(name));
         let wanted = match choice {
             Choice::Off => return Ok(None),
@@ -195,6 +195,17 @@ struct Mounted {
 }
 
 impl Mounted {
+    /// Those that a path leads to: of several at one mountpoint, the last is on top. One below it may
+    /// be of a cgroup namespace that no process here is in.
+    fn all_in(table: &[u8]) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        for mounted in table.split(|&byte| byte == b'\n').filter_map(Self::parse) {
+            all.retain(|below| below.mountpoint != mounted.mountpoint);
+            all.push(mounted);
+        }
+        all
+    }
+
     fn parse(line: &[u8]) -> Option<Self> {
         let fields: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
         let dash = fields.iter().position(|field| *field == b"-")?;
@@ -272,6 +283,16 @@ mod tests {
             Mounted::parse(b"30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw").unwrap();
         assert!(v2.has("") && !v2.has("memory"));
         assert!(Mounted::parse(b"30 23 0:26 / /proc rw - proc proc rw").is_none());
+    }
+
+    #[test]
+    fn of_two_trees_at_one_mountpoint_the_upper_one_counts() {
+        let table = b"41 31 0:32 /../.. /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+            42 31 0:33 /../.. /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n\
+            50 49 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
+        let all = Mounted::all_in(table);
+        let roots: Vec<_> = all.iter().map(|one| (one.names(), one.root.to_str().unwrap())).collect();
+        assert_eq!(roots, [("pids".to_owned(), "/../.."), ("memory".to_owned(), "/")]);
     }
 
     #[test]
