@@ -16,6 +16,7 @@ use crate::device::Dev;
 use crate::in_flight::InFlight;
 use crate::protocol::encode::Validity;
 use crate::protocol::init::{Mode, Negotiated};
+use crate::resent::Resent;
 use crate::stats::Stats;
 use crate::sync_all::{SyncAll, Synced};
 use crate::sync_page::detector::SyncDetector;
@@ -52,6 +53,7 @@ pub(crate) struct Connection {
     pub(crate) ring: Option<Arc<Ring>>,
     pub(crate) on_destroy: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     pub(crate) destroyed: AtomicBool,
+    pub(crate) resent: Resent,
 }
 
 impl fmt::Debug for Connection {
@@ -80,6 +82,7 @@ impl Connection {
             ring: None,
             on_destroy: Mutex::new(None),
             destroyed: AtomicBool::new(false),
+            resent: Resent::default(),
         }
     }
 

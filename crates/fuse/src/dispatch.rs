@@ -10,6 +10,7 @@ mod dirs;
 mod files;
 mod forget;
 mod names;
+mod once;
 mod op_class;
 mod target;
 mod xattrs;
@@ -18,6 +19,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use recovery::{Journal, RequestRecord, Slot};
 use rustix::io::Errno;
 use volume::Cancel;
 
@@ -29,9 +31,11 @@ use crate::in_flight::{AbortPolicy, RequestClass, RequestKey, RequestSlot};
 use crate::protocol::abi::{InHeader, Opcode};
 use crate::protocol::decode::{self, Op};
 use crate::reply::{Reply, Sent};
+use crate::resent::CRASHES_MAX;
 use crate::transport::reply_channel::ReplyChannel;
 use crate::tree::{AttachedVolume, SnapshotCache};
 use context::RequestContext;
+use once::Once;
 use target::Target;
 
 /// One thread's means to serve requests.
@@ -46,11 +50,24 @@ pub(crate) struct RequestHandler {
     /// The tree as this thread saw it last.
     cache: SnapshotCache,
     entries: Vec<store::DirEntry>,
+    /// Where the request in hand is noted.
+    noted: Option<Slot>,
+    /// How far the request in hand came in the hands of a server that died.
+    before: Option<RequestRecord>,
+}
+
+impl Drop for RequestHandler {
+    fn drop(&mut self) {
+        if let (Some(journal), Some(slot)) = (self.shared.resent.journal(), self.noted) {
+            journal.remove_thread(slot);
+        }
+    }
 }
 
 impl RequestHandler {
     pub(crate) fn new(shared: Arc<Connection>, slot: Arc<RequestSlot>, number: usize) -> Self {
         let cancel = slot.cancel();
+        let noted = shared.resent.journal().and_then(Journal::add_thread);
         Self {
             shared,
             slot,
@@ -59,13 +76,24 @@ impl RequestHandler {
             cancel_used: Cell::new(false),
             cache: SnapshotCache::default(),
             entries: Vec::new(),
+            noted,
+            before: None,
         }
+    }
+
+    /// Notes a message that was just read.
+    pub(crate) fn note(&mut self, message: &[u8]) {
+        self.before = self.shared.resent.note(self.noted, message);
     }
 
     /// Serves the message of `len` bytes in the buffer. `in_place`: the buffer goes back to the
     /// kernel with the answer, which must not be given while the handler still uses it.
     pub(crate) fn serve(&mut self, buffer: &mut Buffer, len: usize, in_place: bool) {
         self.serve_one(buffer, len, in_place, false);
+        self.before = None;
+        if let (Some(journal), Some(slot)) = (self.shared.resent.journal(), self.noted) {
+            journal.end(slot);
+        }
     }
 
     /// Serves a message that has waited; its answer goes where it was read.
@@ -85,7 +113,7 @@ impl RequestHandler {
     /// Serves one message: decodes it, finds its volume, has it admitted, runs its handler, and
     /// records how that went.
     fn serve_one(&mut self, buffer: &mut Buffer, len: usize, in_place: bool, has_waited: bool) {
-        let Self { shared, slot, number, cancel, cancel_used, cache, entries } = self;
+        let Self { shared, slot, number, cancel, cancel_used, cache, entries, noted, before } = self;
         let Some((header, op)) = decoded(shared, *number, buffer.message(len), slot.channel()) else {
             return;
         };
@@ -96,7 +124,7 @@ impl RequestHandler {
             return record(shared, *number, &header, handled, shared.span());
         }
         let found = Target::find(&shared.tree, cache, header.nodeid, &op);
-        let refused = found.as_ref().err().copied();
+        let refused = found.as_ref().err().copied().or_else(|| suspected(before.as_ref(), &header));
         let (target, section) = found.unwrap_or_else(|_| (Target::root(&shared.tree, 0), None));
         let request = request(&header, &op, target.served, in_place, has_waited);
         let admission = match refused {
@@ -124,6 +152,7 @@ impl RequestHandler {
             // Another thread reads meanwhile: that was arranged when the request was taken.
             before_wait: &|| shared.in_flight.request_scan(),
             without_store: admission == Admission::StartWithoutStore,
+            once: Once::new(shared.resent.journal(), *noted, *before),
         };
         // Requests that need memory for data; then the rest.
         let handled = match op {
@@ -144,6 +173,22 @@ impl RequestHandler {
         }
         record(shared, *number, &header, handled, panicked.as_ref().unwrap_or(shared.span()));
     }
+}
+
+/// The error of a request that servers die of.
+fn suspected(before: Option<&RequestRecord>, header: &InHeader) -> Option<Errno> {
+    let crashes = before?.crashes;
+    if crashes < CRASHES_MAX {
+        return None;
+    }
+    let op = Opcode::from_number(header.opcode).map_or("?", Opcode::name);
+    tracing::error!(
+        op,
+        node = header.nodeid,
+        crashes,
+        "servers have died with this request in their hands: it is answered EIO"
+    );
+    Some(Errno::IO)
 }
 
 /// A request as its admission sees it.
@@ -285,7 +330,7 @@ fn handle(cx: &RequestContext<'_>, reply: Reply<'_>, op: Op<'_>) -> Sent {
         Op::SetXattr { arg, name, value } => xattrs::set(cx, reply, arg, name, value),
         Op::GetXattr { arg, name } => xattrs::get(cx, reply, arg, name),
         Op::ListXattr(arg) => xattrs::list(cx, reply, arg),
-        Op::RemoveXattr { name } => reply.unit(cx.volume().remove_xattr(&cx.ctx(), cx.node(), name)),
+        Op::RemoveXattr { name } => xattrs::remove(cx, reply, name),
         Op::Destroy => destroy(cx, reply),
         // A connection begins once only.
         Op::Init(_) => reply.error(Errno::IO),

@@ -33,6 +33,9 @@ pub enum SessionError {
         /// Why.
         reason: String,
     },
+    /// It is to outlive its process, for which the kernel is too old.
+    #[error("recover=on needs a kernel that sends requests again to another server (Linux 6.9)")]
+    NoResend,
     /// The host gives no thread or memory.
     #[error("cannot start serving: {0}")]
     Start(#[source] io::Error),

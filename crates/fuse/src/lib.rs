@@ -56,6 +56,7 @@ mod notify;
 mod pause;
 mod protocol;
 mod reply;
+mod resent;
 mod session;
 mod stats;
 mod sync_all;

@@ -17,6 +17,7 @@
 //! mountpoints with other volumes attached or clones; those whose syncs this process reports to the
 //! kernel by a device of its own (kernels before 6.18).
 
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -49,6 +50,23 @@ pub enum PauseError {
 pub struct Paused(Arc<Connection>);
 
 impl SessionView {
+    /// What was agreed on the connection, for a server that finds it under the number `device`.
+    #[must_use]
+    pub fn recoverable(&self, device: RawFd) -> SessionHandover {
+        let Connection { negotiated, mode, transport, .. } = &**self.connection();
+        let reason = match &*transport.lock() {
+            Transport::Readers { reason } => reason.clone(),
+            Transport::Uring => String::new(),
+        };
+        SessionHandover::new(device, negotiated, *mode, reason)
+    }
+
+    /// The connection.
+    #[must_use]
+    pub fn device(&self) -> BorrowedFd<'_> {
+        self.connection().master.fd()
+    }
+
     /// Whether requests can be held back here at all.
     ///
     /// # Errors

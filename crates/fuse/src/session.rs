@@ -10,6 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use recovery::Recovery;
 use rustix::io::Errno;
 use sync::Mutex;
 use sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +26,7 @@ use crate::mount::{BeforeMount, Mount, MountKind, READAHEAD_BYTES, SyncDevice, U
 use crate::protocol::abi::{InitFlags, Opcode};
 use crate::protocol::encode::Validity;
 use crate::protocol::init::{Mode, Negotiated, Wishes};
+use crate::resent::Resent;
 use crate::stats::{Stats, StatsView};
 use crate::sync_page::detector::SyncDetector;
 use crate::synced_volumes::SessionVolumes;
@@ -52,6 +54,9 @@ pub struct SessionOptions {
     pub idle_sched: bool,
     /// How long [`Session::run`] waits for calls that do not return after the connection has ended.
     pub exit_grace: Duration,
+    /// Where requests in hand are noted, for the server that follows if this process dies: that one
+    /// has the kernel send again those that were not answered.
+    pub recovery: Option<Arc<Recovery>>,
     /// Called when the kernel asks for the end (DESTROY). umount(2) returns after this has.
     pub on_destroy: Box<dyn FnOnce() + Send>,
 }
@@ -63,6 +68,7 @@ impl Default for SessionOptions {
             threads_max: capacity::of_host(),
             idle_sched: true,
             exit_grace: Duration::from_secs(5),
+            recovery: None,
             on_destroy: Box::new(|| {}),
         }
     }
@@ -183,9 +189,13 @@ impl Session {
             max_background: capacity::of_background(options.mode, options.threads_max),
             max_readahead: READAHEAD_BYTES,
             page_bytes: u32::try_from(rustix::param::page_size()).unwrap_or(4096),
+            resend: options.recovery.is_some(),
             uring: prepared.is_ok(),
         };
         let negotiated = agree(&master, &wishes)?;
+        if options.recovery.is_some() && !negotiated.flags.contains(InitFlags::HAS_RESEND) {
+            return Err(SessionError::NoResend);
+        }
         let needs_uring = before.is_must();
         // INIT was answered: the kernel's switch may go back to what it was.
         drop(before);
@@ -219,6 +229,7 @@ impl Session {
             ring: prepared.as_ref().map(|prepared| Arc::clone(prepared.ring())),
             on_destroy: Mutex::new(Some(options.on_destroy)),
             destroyed: AtomicBool::new(false),
+            resent: Resent::new(options.recovery),
         };
         let exit_grace = options.exit_grace;
         let shared = Arc::new(shared);
@@ -255,6 +266,7 @@ impl Session {
             ring: None,
             on_destroy: Mutex::new(Some(options.on_destroy)),
             destroyed: AtomicBool::new(false),
+            resent: Resent::new(options.recovery),
         };
         let (exit_grace, shared) = (options.exit_grace, Arc::new(shared));
         Ok(Self { shared, mount, served: None, exit_grace, prepared: None, needs_uring: false })
@@ -298,6 +310,7 @@ impl Session {
     pub fn run(mut self) -> Result<Ended, SessionError> {
         let span = self.shared.span().clone();
         let _of_the_mount = span.enter();
+        self.shared.resent.ask(&self.shared.master).map_err(|error| SessionError::Device(error.into()))?;
         let in_flight = Arc::clone(&self.shared.in_flight);
         let watcher = spawn("wt-fuse-signals", move || in_flight.watch()).map_err(SessionError::Start)?;
         let started = self.shared.pool.start(&self.shared).map_err(SessionError::Start);

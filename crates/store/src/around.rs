@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use handover::Kept;
+use recovery::NodeKey;
 
 use crate::{
     Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, DirState, Entry, File, Name, NewNode,
@@ -190,6 +191,15 @@ impl<A: Around> Store for AroundStore<A> {
     fn hand_over(&self, kept: &mut Kept, until: Instant) -> Result<DirState> {
         self.around.call("hand_over", || self.inner.hand_over(kept, until))
     }
+    fn sync_everything(&self) -> Result<()> {
+        self.around.call("sync_everything", || self.inner.sync_everything())
+    }
+    fn lock(&self) -> Option<Arc<OwnedFd>> {
+        self.inner.lock()
+    }
+    fn key(&self, id: ObjectId) -> Option<NodeKey> {
+        self.inner.key(id)
+    }
     fn take_over_dir(&self, id: ObjectId, fd: OwnedFd) -> Result<Arc<dyn Dir>> {
         let inner = self.inner.take_over_dir(id, fd)?;
         Ok(Arc::new(AroundOpen { inner: Some(inner), around: Arc::clone(&self.around), end: "close_dir" }))
@@ -228,6 +238,9 @@ impl<T: ?Sized + std::fmt::Debug, A: Around> std::fmt::Debug for AroundOpen<T, A
 }
 
 impl<A: Around> File for AroundOpen<dyn File, A> {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.inner().descriptor()
+    }
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.around.call("read_at", || self.inner().read_at(buf, offset))
     }

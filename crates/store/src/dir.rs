@@ -57,6 +57,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::time::Instant;
 
 use ::handover::Kept;
+use recovery::NodeKey;
 use rustix::fs::{AtFlags, OFlags, StatVfsMountFlags, Statx, StatxFlags};
 use rustix::process::Resource;
 use rustix::thread::CapabilitySet;
@@ -513,6 +514,22 @@ impl Store for DirStore {
 
     fn hand_over(&self, kept: &mut Kept, until: Instant) -> Result<DirState> {
         self.inner.hand_over(kept, until)
+    }
+
+    fn sync_everything(&self) -> Result<()> {
+        let op = "sync";
+        let root = self.inner.fd(self.inner.table.root(), op)?;
+        // An `O_PATH` descriptor is not enough.
+        let root = self.inner.open_entries(&root).map_err(errno::failed(op))?;
+        rustix::fs::syncfs(&root).map_err(errno::failed(op))
+    }
+
+    fn lock(&self) -> Option<Arc<OwnedFd>> {
+        self.inner.lock.lock().as_ref().map(|lock| lock.descriptor())
+    }
+
+    fn key(&self, id: ObjectId) -> Option<NodeKey> {
+        self.inner.key(id)
     }
 
     fn take_over_dir(&self, id: ObjectId, fd: OwnedFd) -> Result<Arc<dyn Dir>> {

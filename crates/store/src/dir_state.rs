@@ -2,9 +2,13 @@
 
 use std::os::fd::RawFd;
 
+use recovery::NodeKey;
 use serde::{Deserialize, Serialize};
 
 use crate::types::{Access, FileType, ObjectId};
+
+/// Counted ids carry another number in their low part.
+const COUNTED_STEP: u64 = 64;
 
 /// A directory store, written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +49,31 @@ pub(crate) enum PathState {
 pub(crate) struct DataState(pub(crate) RawFd, pub(crate) bool, pub(crate) bool);
 
 impl DirState {
+    /// Of a store whose lock is in this descriptor, and which has no object in use.
+    #[must_use]
+    pub fn of_lock(lock: RawFd) -> Self {
+        Self { lock, next: 0, spent: Vec::new(), objects: Vec::new() }
+    }
+
+    /// Adds an object that a server had in use which has died. `held`: the descriptor of its opening,
+    /// where it has no name any more, and whether that reads and writes.
+    pub fn add(&mut self, id: ObjectId, key: &NodeKey, held: Option<(RawFd, bool, bool)>) {
+        let Some(kind) = FileType::of_number(key.kind) else { return };
+        let path = match held {
+            Some((fd, ..)) => PathState::Fd(fd),
+            None => PathState::Handle(key.handle.0, key.handle.1.clone()),
+        };
+        let data = held.map(|(fd, reads, writes)| DataState(fd, reads, writes));
+        // Ids that are counted up go on after the last one.
+        self.next = self.next.max(id.0 / COUNTED_STEP + 1);
+        self.objects.push(ObjectState(id, key.ino, kind, key.generation, 1, path, data));
+    }
+
+    /// Adds an object whose number on its file system another one has by now: no other gets its id.
+    pub fn add_gone(&mut self, id: ObjectId) {
+        self.spent.push((id.0, 1));
+    }
+
     /// How many objects it has.
     #[must_use]
     pub fn objects(&self) -> usize {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use handover::Kept;
+use recovery::NodeKey;
 
 use crate::{
     Access, AllocateMode, Attr, Creator, DirEntry, DirState, Entry, Error, ErrorKind, Name, NewNode,
@@ -214,6 +215,26 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         Err(Error::new(ErrorKind::Unsupported, "hand the store over"))
     }
 
+    /// Makes durable what any process has changed, also one that has died: on a store that another
+    /// process had before.
+    ///
+    /// # Errors
+    /// As [`sync`](Self::sync).
+    fn sync_everything(&self) -> Result<()> {
+        self.sync()
+    }
+
+    /// The descriptor that holds the lock on its medium, if one does; none once it is closed.
+    fn lock(&self) -> Option<Arc<OwnedFd>> {
+        None
+    }
+
+    /// How the host finds an object again when this process has died; `None` where it does not.
+    fn key(&self, id: ObjectId) -> Option<NodeKey> {
+        let _ = id;
+        None
+    }
+
     /// An open directory that the program before this one has handed over.
     ///
     /// # Errors
@@ -229,6 +250,11 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 
 /// The data of one regular file.
 pub trait File: Send + Sync + fmt::Debug {
+    /// The descriptor of its opening, if it has one.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// Reads at `offset` until `buf` is full or the file ends; says how many bytes.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;
 

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use recovery::Recovery;
 use store::{Store, Watch};
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::mutant::is_on;
-use sync::{Clock, RealClock, StatCounter};
+use sync::{Clock, Mutex, RealClock, StatCounter};
 use writeback::{Bdi, Budget, SyncPolicy};
 
 use crate::cancel::WakeEvent;
@@ -47,6 +48,10 @@ pub struct Options {
     pub sync_policy: SyncPolicy,
     /// The tenants that write; volumes of one process share them.
     pub tenants: Arc<Tenants>,
+    /// Where it is written down what the kernel knows, for the server that follows if this process
+    /// dies. All that is written goes to the store at once then: what was accepted is not lost with
+    /// the process.
+    pub recovery: Option<Arc<Recovery>>,
     /// The clock.
     pub clock: Arc<dyn Clock>,
 }
@@ -65,6 +70,7 @@ impl Default for Options {
             stall_after: Duration::from_secs(5),
             sync_policy: SyncPolicy::default(),
             tenants: Arc::default(),
+            recovery: None,
             clock: Arc::new(RealClock::default()),
         }
     }
@@ -91,6 +97,9 @@ pub(crate) struct Core {
     pub(crate) events: Arc<Events>,
     pub(crate) stall: Stall,
     pub(crate) deferred_close: DeferredClose,
+    /// A server before this one has died, and what it changed may not be durable. Held while it is made
+    /// so; the store is called under it.
+    pub(crate) is_inherited: Mutex<bool>,
     /// Overlays that ended.
     settled: AtomicU64,
     aborted: AtomicBool,
@@ -134,6 +143,7 @@ impl Core {
             unsynced: UnsyncedChanges::default(),
             events: Arc::default(),
             deferred_close: DeferredClose::default(),
+            is_inherited: Mutex::new(false),
             settled: AtomicU64::new(0),
             aborted: AtomicBool::new(false),
             aborted_event: WakeEvent::default(),

@@ -3,6 +3,8 @@
 use std::ffi::OsStr;
 use std::sync::Arc;
 
+use recovery::journal::request_in_hand;
+use recovery::{OpenKind, OpenRecord};
 use store::{Access, AllocateMode, Attr, Created, Creator, Entry, ErrorKind, Name, Seek, SetAttr};
 use sync::Mutex;
 
@@ -54,7 +56,10 @@ impl Volume {
         flags: OpenFlags,
     ) -> Result<(Entry, HandleId)> {
         let created = self.core.store.tmpfile(parent, perm, creator(ctx.caller))?;
-        Ok(self.open_created(ctx, created, flags))
+        let opened = self.open_created(ctx, created, flags);
+        let inode = self.inode(opened.0.id)?;
+        self.keep_data(&inode);
+        Ok(opened)
     }
 
     fn open_created(&self, ctx: &Ctx<'_>, created: Created, flags: OpenFlags) -> (Entry, HandleId) {
@@ -108,6 +113,7 @@ impl Volume {
     /// The last descriptor was closed. Unwritten data stays and will be written.
     pub fn release(&self, handle: HandleId) {
         if let Some(file) = self.files.remove(handle) {
+            self.core.note_closed(file.noted);
             file.closed();
             self.core.release(&file.inode);
         }
@@ -117,6 +123,7 @@ impl Volume {
     /// volume's own asks it.
     pub fn release_later(&self, handle: HandleId) {
         if let Some(file) = self.files.remove(handle) {
+            self.core.note_closed(file.noted);
             file.closed();
             self.core.defer_inode(&file.inode);
         }
@@ -275,7 +282,18 @@ impl Opening<'_> {
             inode.state().foreign_mappers += 1;
         }
         let opener_pid = ctx.caller.pid;
-        self.volume.files.add(FileHandle { inode, flags, is_foreign_mapper, opener_pid, opener, seen })
+        self.volume.files.add(|handle| {
+            let noted = self.volume.core.note_open(&OpenRecord {
+                kind: OpenKind::File,
+                handle: handle.0,
+                node: inode.id.0,
+                flags: flags.bits(),
+                is_foreign_mapper,
+                opener_pid,
+                request: request_in_hand(),
+            });
+            FileHandle { inode, flags, is_foreign_mapper, opener_pid, opener, seen, noted }
+        })
     }
 }
 
@@ -308,6 +326,9 @@ impl FileHandle {
 impl Inode {
     /// Makes written data durable. Errors are recorded for every open file.
     pub(crate) fn make_durable(self: &Arc<Self>, data_only: bool) -> Result<()> {
+        if let Err(error) = self.core.settle_inherited() {
+            return Err(self.record(error));
+        }
         // The thread that writes the last of it at this moment holds this lock.
         let io = self.io();
         if !data_only {

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use recovery::Slot;
 use store::Dir;
 use sync::atomic::{AtomicU64, Ordering};
 use sync::{IdMap, Mutex, RwLock};
@@ -29,6 +30,8 @@ pub(crate) struct FileHandle {
     pub(crate) opener: Arc<Cgroup>,
     /// Which write-back errors this opening has reported.
     pub(crate) seen: Mutex<Cursor>,
+    /// Where it is noted for the server that follows.
+    pub(crate) noted: Option<Slot>,
 }
 
 /// An open directory.
@@ -38,6 +41,8 @@ pub(crate) struct DirHandle {
     pub(crate) dir: Arc<dyn Dir>,
     /// As [`FileHandle::opener_pid`].
     pub(crate) opener_pid: u32,
+    /// As [`FileHandle::noted`].
+    pub(crate) noted: Option<Slot>,
 }
 
 /// Open things of one kind by number.
@@ -59,10 +64,12 @@ impl<T> Handles<T> {
         &self.shards[id as usize % SHARDS]
     }
 
-    pub(crate) fn add(&self, handle: T) -> HandleId {
+    /// Adds one, made by `make` of its number.
+    pub(crate) fn add(&self, make: impl FnOnce(HandleId) -> T) -> HandleId {
         // ORDERING: Relaxed, the number only has to be new; the shard's lock publishes the handle.
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        self.shard(id).write().insert(id, Arc::new(handle));
+        let handle = Arc::new(make(HandleId(id)));
+        self.shard(id).write().insert(id, handle);
         HandleId(id)
     }
 

@@ -10,7 +10,7 @@
 //! are gone, so that a cgroup may once go beyond its limit by the burst of one second.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -93,6 +93,12 @@ struct DirHandleState {
 }
 
 impl VolumeHandover {
+    /// Cgroups, and their limits as a [`LimitChange`].
+    #[must_use]
+    pub fn limits(&self) -> &[(String, String)] {
+        &self.limits
+    }
+
     /// How many nodes, open files and open directories it has.
     #[must_use]
     pub fn counts(&self) -> (usize, usize, usize) {
@@ -129,6 +135,16 @@ impl Volume {
         core.bdi.throttle().suspend(true);
         core.bdi.limits_changed();
         Hurry(core)
+    }
+
+    /// What a server that follows needs beside the journal, and the descriptor that holds the store's
+    /// lock, which that server finds under the number `lock`; none if the store is closed.
+    #[must_use]
+    pub fn recoverable(&self, lock: RawFd) -> Option<(VolumeHandover, Arc<OwnedFd>)> {
+        let held = self.core.store.lock()?;
+        let limits = self.limits().iter().map(|one| (one.cgroup.to_string(), one.as_change())).collect();
+        let (nodes, files, dirs, next) = Default::default();
+        Some((VolumeHandover { store: DirState::of_lock(lock), nodes, files, dirs, next, limits }, held))
     }
 
     /// Writes the volume down, until `until`. No request may be under way.
@@ -210,7 +226,7 @@ impl Volume {
         for dir in &state.dirs {
             let fd = incoming.take(dir.fd).map_err(|_| Error::Invalid("a directory was not handed over"))?;
             let opened = core.store.take_over_dir(dir.node, fd)?;
-            let handle = DirHandle { id: dir.node, dir: opened, opener_pid: dir.opener_pid };
+            let handle = DirHandle { id: dir.node, dir: opened, opener_pid: dir.opener_pid, noted: None };
             volume.dirs.restore(HandleId(dir.handle), handle)?;
         }
         volume.files.resume_at(state.next.0);
@@ -271,6 +287,7 @@ impl Volume {
             opener: self.core.options.tenants.cgroup_at(&cgroup),
             seen: Mutex::new(Cursor::of_number(file.seen)),
             inode,
+            noted: None,
         };
         self.files.restore(HandleId(file.handle), handle)
     }

@@ -19,10 +19,11 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use recovery::Slot;
 use store::{Access, Attr, ErrorKind, File, Timestamp};
-use sync::atomic::AtomicU64;
+use sync::atomic::{AtomicBool, AtomicU64};
 use sync::mutant::is_on;
 use sync::{Mutex, MutexGuard};
 use writeback::{ErrSeq, InodeWb, Permit};
@@ -47,6 +48,10 @@ pub(crate) struct Inode {
     io: Mutex<()>,
     state: Mutex<State>,
     file: Mutex<Option<OpenFile>>,
+    /// Where the kernel's look-ups are noted, once that is done; set under `state`.
+    pub(crate) noted: OnceLock<Slot>,
+    /// The keeper has its opening, since it lost its name.
+    pub(crate) is_held: AtomicBool,
 }
 
 pub(crate) struct OpenFile {
@@ -133,6 +138,8 @@ impl Inode {
             io: Mutex::new(()),
             state: Mutex::new(State::new(core.budget.nothing())),
             file: Mutex::new(None),
+            noted: OnceLock::new(),
+            is_held: AtomicBool::new(false),
         }
     }
 
@@ -152,7 +159,9 @@ impl Inode {
     }
 
     pub(crate) fn add_lookup(&self) {
-        self.state.lock().lookups += 1;
+        let mut state = self.state.lock();
+        state.lookups += 1;
+        self.note_lookups(&state);
     }
 
     /// The inode has no look-ups and no openings, and nothing to write.

@@ -25,6 +25,7 @@
 //!             cache, page
 //! lifecycle   status, sync, shutdown, abort; state is what they share
 //! core, inode, table, handles   the state: of a volume, of an object, all of them, what is open
+//! recovery    a volume goes on after its process has died
 //! handover    a volume goes on in the next program of its process
 //! deferred_close, stall         a store that does not answer
 //! tenants, limits, unsynced     whose data it is, its limits, what is not durable yet
@@ -58,6 +59,7 @@ mod lifecycle;
 mod limits;
 mod names;
 mod privileges;
+mod recovery;
 mod stall;
 mod table;
 mod tenants;

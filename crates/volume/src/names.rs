@@ -3,6 +3,8 @@
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
+use recovery::journal::request_in_hand;
+use recovery::{OpenKind, OpenRecord};
 use store::{Attr, DirEntry, Entry, Name, NewNode, RenameFlags, SetXattr, StatFs};
 
 use sync::mutant::is_on;
@@ -93,6 +95,7 @@ impl Volume {
         let inode = self.core.table.get(id)?;
         let mut state = inode.state();
         state.lookups = state.lookups.saturating_sub(n);
+        inode.note_lookups(&state);
         drop(state);
         Some(inode)
     }
@@ -136,6 +139,7 @@ impl Volume {
     /// # Errors
     /// The store's.
     pub fn unlink(&self, ctx: &Ctx<'_>, parent: NodeId, name: &OsStr) -> Result<()> {
+        self.keep_open_data(parent, name);
         self.core.store.unlink(parent, Name::new(name)?)?;
         self.note_metadata(&ctx.caller);
         Ok(())
@@ -167,6 +171,9 @@ impl Volume {
         let (name, new_name) = (Name::new(name)?, Name::new(new_name)?);
         if flags.is_empty() {
             self.write_before_replacing(ctx, (parent, name), (new_parent, new_name));
+        }
+        if !flags.contains(RenameFlags::EXCHANGE) {
+            self.keep_open_data(new_parent, new_name.as_os_str());
         }
         self.core.store.rename(parent, name, new_parent, new_name, flags)?;
         self.note_metadata(&ctx.caller);
@@ -211,7 +218,19 @@ impl Volume {
     /// The store's.
     pub fn open_dir(&self, ctx: &Ctx<'_>, id: NodeId) -> Result<HandleId> {
         let dir = self.core.store.open_dir(id)?;
-        Ok(self.dirs.add(DirHandle { id, dir, opener_pid: ctx.caller.pid }))
+        let opener_pid = ctx.caller.pid;
+        Ok(self.dirs.add(|handle| {
+            let noted = self.core.note_open(&OpenRecord {
+                kind: OpenKind::Dir,
+                handle: handle.0,
+                node: id.0,
+                flags: 0,
+                is_foreign_mapper: false,
+                opener_pid,
+                request: request_in_hand(),
+            });
+            DirHandle { id, dir, opener_pid, noted }
+        }))
     }
 
     /// Lists a directory from `offset` on until `sink` says `false`.
@@ -227,12 +246,14 @@ impl Volume {
     /// # Errors
     /// The store's; [`Error::NoHandle`].
     pub fn sync_dir(&self, handle: HandleId) -> Result<()> {
+        self.core.settle_inherited()?;
         Ok(self.core.store.sync_dir(self.dirs.get(handle)?.id)?)
     }
 
     /// The last descriptor of a directory was closed.
     pub fn release_dir(&self, handle: HandleId) {
         if let Some(dir) = self.dirs.remove(handle) {
+            self.core.note_closed(dir.noted);
             self.core.release_dir(dir);
         }
     }
@@ -241,6 +262,7 @@ impl Volume {
     /// of the volume's own asks it.
     pub fn release_dir_later(&self, handle: HandleId) {
         if let Some(dir) = self.dirs.remove(handle) {
+            self.core.note_closed(dir.noted);
             self.core.defer_dir(dir);
         }
     }
@@ -334,6 +356,7 @@ impl Volume {
     /// entry as users see it.
     pub(crate) fn know(&self, mut entry: Entry) -> (Entry, Arc<Inode>) {
         let (inode, known) = self.core.table.look_up(entry.id, || Inode::new(entry.id, &self.core));
+        self.core.note_node(&inode);
         if known {
             self.core.store.forget(entry.id, 1);
             let overlaid = {

@@ -51,6 +51,9 @@ impl Table {
             let mut shard = self.shard(id).write();
             if shard.get(&id).is_some_and(|inode| inode.is_unused()) { shard.remove(&id) } else { None }
         };
+        if let Some(inode) = &removed {
+            inode.note_forgotten();
+        }
         removed.is_some()
     }
 

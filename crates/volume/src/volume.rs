@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use recovery::Recovery;
 use store::Store;
 use throttle::CgroupPath;
 use writeback::{Bdi, BdiOptions, Budget};
@@ -87,6 +88,12 @@ impl Volume {
     /// The store's; `Unsupported`: it has none.
     pub fn warm(&self, node: crate::NodeId, offset: u64, len: u64) -> crate::Result<()> {
         Ok(self.core.store.warm(node, offset, len)?)
+    }
+
+    /// Where it is written down what the kernel knows, if another server can follow.
+    #[must_use]
+    pub fn recovery(&self) -> Option<&Arc<Recovery>> {
+        self.core.options.recovery.as_ref()
     }
 
     /// The tenants that write.

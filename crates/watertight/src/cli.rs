@@ -1,5 +1,6 @@
 //! The command line.
 
+pub mod kept;
 pub mod opts;
 pub mod suggest;
 
@@ -11,6 +12,7 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Command, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::cli::kept::Kept;
 use crate::control::api::{Propagation, UmountKind};
 use crate::term::logging::LogFormat;
 use crate::term::shown::Show as _;
@@ -60,6 +62,10 @@ pub struct Cli {
     /// This program takes the place of another one, which has left its state in this descriptor.
     #[arg(long, hide = true, value_name = "DESCRIPTOR")]
     pub taken_over: Option<i32>,
+
+    /// This process is the server of a mount that another process keeps.
+    #[arg(long, hide = true, value_name = "SERVERS")]
+    pub kept: Option<Kept>,
 }
 
 /// The verbs.

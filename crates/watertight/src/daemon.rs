@@ -4,6 +4,7 @@
 //! mount            `mount`: checks, opens, mounts, registers, serves
 //!   background     in the background
 //!   upgrade        another program takes the place of this one
+//!   recovery       another process goes on with the mount of one that has died
 //!   supervisor     the main thread: signals, the state, the end
 //!     mounted_volume   the volume, as its control socket has it
 //!       attachments    the volumes inside the mountpoint, and its clones
@@ -19,6 +20,7 @@ pub mod event;
 pub mod figures;
 pub mod mount;
 pub mod mounted_volume;
+pub(crate) mod recovery;
 mod snapshots;
 pub mod stalls;
 pub mod store;

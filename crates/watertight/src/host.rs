@@ -19,6 +19,7 @@ use std::thread;
 
 pub mod checks;
 pub mod holders;
+pub mod keeper_id;
 pub mod mount_agent;
 pub mod mountinfo;
 pub mod notify;

@@ -102,9 +102,10 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     }
     match &cli.verb {
         Verb::Mount(args) => {
-            return match cli.taken_over {
-                Some(state) => daemon::upgrade::resume::run(args, state),
-                None => daemon::mount::run(args, cli.in_background),
+            return match (cli.taken_over, &cli.kept) {
+                (Some(state), _) => daemon::upgrade::resume::run(args, state),
+                (None, Some(kept)) if kept.deaths > 0 => daemon::recovery::resume::run(args, kept),
+                (None, kept) => daemon::mount::run(args, cli.in_background, kept.is_some()),
             };
         }
         #[cfg(feature = "objects")]

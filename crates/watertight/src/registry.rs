@@ -55,6 +55,9 @@ pub use users::DIR_VARIABLE;
 
 /// How many records of ended mounts a directory keeps.
 const ENDED_MAX: usize = 64;
+/// How long a caller waits for another process to take a mount over, and how often it looks.
+const TAKEOVER: Duration = Duration::from_secs(10);
+const TAKEOVER_LOOK: Duration = Duration::from_millis(10);
 /// How many stores below a directory are checked: one that runs is enough.
 const NESTED_MAX: usize = 64;
 /// A record is far smaller than this, even with a thousand named files.
@@ -211,8 +214,12 @@ impl RuntimeDir {
     fn find_measured(&self, id: &VolumeId) -> Option<(Found, u64)> {
         // Connect first: a process that ends between the two leaves its final record behind.
         let mut silent = None;
-        let client = match Client::connect(&self.open, &socket(id)) {
+        let client = match self.connect(id) {
             Ok(client) => Some(client),
+            Err(CallError::Gone) if self.is_kept(id) => {
+                silent = Some("its process has died, and another one takes over".to_owned());
+                None
+            }
             Err(CallError::Gone) => {
                 if !self.is_foreign() && fs::remove_file(self.path.join(socket(id))).is_ok() {
                     self.mark_dead(id);
@@ -231,6 +238,28 @@ impl RuntimeDir {
         };
         let (record, length) = self.read_measured(id)?;
         Some((Found { record, client, silent }, length))
+    }
+
+    /// Connects to the volume's process; where that has died and another one is about to take over,
+    /// waits for it.
+    fn connect(&self, id: &VolumeId) -> std::result::Result<Client, CallError> {
+        let until = Instant::now() + TAKEOVER;
+        loop {
+            match Client::connect(&self.open, &socket(id)) {
+                Err(CallError::Gone) if self.is_kept(id) && Instant::now() < until => {
+                    std::thread::sleep(TAKEOVER_LOOK);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Whether another process takes over where the volume's has died.
+    fn is_kept(&self, id: &VolumeId) -> bool {
+        let record = self.read_record(id);
+        record.is_some_and(|record| {
+            record.ended.is_none() && record.keeper.is_some_and(|keeper| keeper.is_running())
+        })
     }
 
     /// The volumes that `name` may mean: an id, a path where volumes are, or a store by its
@@ -394,6 +423,23 @@ impl RuntimeDir {
             return Err(wrong("is not this process's"));
         }
         Ok(Registration { dir: self.clone(), record, is_shared: true })
+    }
+
+    /// The registration of a volume whose process has died: this one serves it now.
+    ///
+    /// # Errors
+    /// When there is no record of it, or it cannot be written.
+    pub(crate) fn take_over(&self, id: &VolumeId) -> Result<Registration> {
+        let wrong =
+            |what: &str| Problem::failure(format!("{}: the record of volume {id} {what}", self.path.shown()));
+        let record = self.read_record(id).ok_or_else(|| wrong("is gone"))?;
+        if record.ended.is_some() {
+            return Err(wrong("says that it has ended"));
+        }
+        let record = Record { pid: std::process::id(), ..record };
+        let registration = Registration { dir: self.clone(), record, is_shared: true };
+        registration.write()?;
+        Ok(registration)
     }
 
     /// Removes the oldest records of ended mounts.

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use sync::atomic::Ordering;
 use volume::{Caller, Cancel, CgroupPath, Ctx, HandleId, NodeId, Volume};
 
+use super::once::Once;
 use super::target::Target;
 use crate::connection::Connection;
 use crate::notify::Invalidation;
@@ -42,6 +43,8 @@ pub(crate) struct RequestContext<'a> {
     pub(super) before_wait: &'a (dyn Fn() + Sync),
     /// A thread of the volume is to close the file.
     pub(super) without_store: bool,
+    /// What must not be executed twice.
+    pub(super) once: Once<'a>,
 }
 
 impl<'a> RequestContext<'a> {

@@ -12,7 +12,10 @@ use crate::tree::Open;
 /// The kernel may remember listings: it drops them itself when a name is made or removed, and only
 /// this kernel changes the store.
 pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
-    let open = || cx.volume().open_dir(&cx.ctx(), cx.node());
+    let open = || match cx.once.opened() {
+        Some(open) => Ok(handle_id(open.handle)),
+        None => cx.volume().open_dir(&cx.ctx(), cx.node()),
+    };
     cx.open_with(reply, Open::Directory, open, |reply, handle, pin| {
         cx.opened(Open::Directory, handle, pin);
         let may_be_kept = FOpen::CACHE_DIR | FOpen::KEEP_CACHE;

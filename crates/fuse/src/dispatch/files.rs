@@ -51,7 +51,10 @@ fn open_out(cx: &RequestContext<'_>, handle: HandleId) -> OpenOut {
 
 pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>, arg: OpenIn) -> Sent {
     let flags = open_flags(cx, arg.flags, arg.open_flags);
-    let open = || cx.volume().open(&cx.ctx(), cx.node(), flags);
+    let open = || match cx.once.opened() {
+        Some(open) => Ok(handle_id(open.handle)),
+        None => cx.volume().open(&cx.ctx(), cx.node(), flags),
+    };
     cx.open_with(reply, Open::File, open, |reply, handle, pin| {
         cx.opened(Open::File, handle, pin);
         let sent = reply.value(&open_out(cx, handle));
@@ -70,7 +73,9 @@ fn close(cx: &RequestContext<'_>, handle: HandleId) {
 
 pub(super) fn create(cx: &RequestContext<'_>, reply: Reply<'_>, arg: CreateIn, name: &OsStr) -> Sent {
     let sent = made(cx, reply, arg, |ctx, perm, flags| {
-        let created = cx.volume().create(ctx, cx.node(), name, perm, flags)?;
+        let reopen = |entry: Entry| Ok((entry, cx.volume().open(ctx, entry.id, flags)?));
+        let create = || cx.volume().create(ctx, cx.node(), name, perm, flags);
+        let created = cx.once.create((cx.volume(), cx.node(), name), reopen, create)?;
         cx.changed(cx.node(), name);
         Ok(created)
     });
@@ -91,7 +96,13 @@ fn made(
     make: impl FnOnce(&Ctx<'_>, u32, OpenFlags) -> volume::Result<(Entry, HandleId)>,
 ) -> Sent {
     let flags = open_flags(cx, arg.flags, arg.open_flags);
-    let make = || make(&cx.ctx_with_umask(arg.umask), arg.mode & 0o7777, flags);
+    let make = || match cx.once.opened() {
+        Some(open) => {
+            let entry = super::once::entry_of(cx.volume(), store::ObjectId(open.node))?;
+            Ok((entry, handle_id(open.handle)))
+        }
+        None => make(&cx.ctx_with_umask(arg.umask), arg.mode & 0o7777, flags),
+    };
     cx.open_with(reply, Open::File, make, |reply, (entry, handle), pin| {
         cx.opened(Open::File, handle, pin);
         let sent = match cx.entry_out(&entry) {

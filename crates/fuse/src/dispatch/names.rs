@@ -121,19 +121,27 @@ pub(super) fn find<'a>(cx: &'a RequestContext<'_>, name: &OsStr) -> Result<(Entr
 }
 
 pub(super) fn symlink(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr, target: &OsStr) -> Sent {
-    entry(cx, reply, name, cx.volume().make(&cx.ctx(), cx.node(), name, NewNode::Symlink(target), 0o777))
+    let is_it = |entry: &store::Entry| {
+        entry.attr.kind == FileType::Symlink
+            && cx.volume().read_link(entry.id).is_ok_and(|found| found == target)
+    };
+    let make = || cx.volume().make(&cx.ctx(), cx.node(), name, NewNode::Symlink(target), 0o777);
+    entry(cx, reply, name, cx.once.make(at(cx, name), is_it, make))
 }
 
 pub(super) fn mknod(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &MkNodIn, name: &OsStr) -> Sent {
     let Some(kind) = encode::file_type(arg.mode) else { return reply.error(Errno::INVAL) };
     let what = NewNode::Special { kind, rdev: arg.rdev };
     let ctx = cx.ctx_with_umask(arg.umask);
-    entry(cx, reply, name, cx.volume().make(&ctx, cx.node(), name, what, arg.mode & 0o7777))
+    let make = || cx.volume().make(&ctx, cx.node(), name, what, arg.mode & 0o7777);
+    entry(cx, reply, name, cx.once.make(at(cx, name), |entry| entry.attr.kind == kind, make))
 }
 
 pub(super) fn mkdir(cx: &RequestContext<'_>, reply: Reply<'_>, arg: MkDirIn, name: &OsStr) -> Sent {
     let ctx = cx.ctx_with_umask(arg.umask);
-    entry(cx, reply, name, cx.volume().make(&ctx, cx.node(), name, NewNode::Directory, arg.mode & 0o7777))
+    let make = || cx.volume().make(&ctx, cx.node(), name, NewNode::Directory, arg.mode & 0o7777);
+    let is_it = |entry: &store::Entry| entry.attr.kind == FileType::Directory;
+    entry(cx, reply, name, cx.once.make(at(cx, name), is_it, make))
 }
 
 pub(super) fn rename(
@@ -153,12 +161,13 @@ pub(super) fn rename(
     if cx.is_covered(cx.node(), name) || cx.is_covered(new_dir, new_name) {
         return reply.error(Errno::BUSY);
     }
-    let renamed = cx.volume().rename(&cx.ctx(), cx.node(), name, new_dir, new_name, flags);
+    let rename = || cx.volume().rename(&cx.ctx(), cx.node(), name, new_dir, new_name, flags);
+    let renamed = cx.once.rename(cx.volume(), (cx.node(), name), (new_dir, new_name), flags, rename);
     if renamed.is_ok() {
         cx.changed(cx.node(), name);
         cx.changed(new_dir, new_name);
     }
-    let sent = reply.unit(renamed);
+    let sent = done(reply, renamed);
     if !sent.is_delivered {
         cx.changed_late(name);
         cx.changed_late_in(arg.newdir, new_name);
@@ -171,18 +180,31 @@ pub(super) fn rmdir(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr) -> 
     if cx.is_covered(cx.node(), name) {
         return reply.error(Errno::BUSY);
     }
-    removed(cx, reply, name, cx.volume().rmdir(&cx.ctx(), cx.node(), name))
+    removed(cx, reply, name, cx.once.remove(at(cx, name), || cx.volume().rmdir(&cx.ctx(), cx.node(), name)))
 }
 
 pub(super) fn unlink(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
-    removed(cx, reply, name, cx.volume().unlink(&cx.ctx(), cx.node(), name))
+    removed(cx, reply, name, cx.once.remove(at(cx, name), || cx.volume().unlink(&cx.ctx(), cx.node(), name)))
 }
 
-fn removed(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr, removed: volume::Result<()>) -> Sent {
+/// A name in the request's directory.
+fn at<'a>(cx: &RequestContext<'a>, name: &'a OsStr) -> (&'a Volume, NodeId, &'a OsStr) {
+    (cx.volume(), cx.node(), name)
+}
+
+/// Answers with success or an error.
+pub(super) fn done(reply: Reply<'_>, result: Result<(), Errno>) -> Sent {
+    match result {
+        Ok(()) => reply.done(),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+fn removed(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr, removed: Result<(), Errno>) -> Sent {
     if removed.is_ok() {
         cx.changed(cx.node(), name);
     }
-    let sent = reply.unit(removed);
+    let sent = done(reply, removed);
     if !sent.is_delivered {
         cx.changed_late(name);
     }
@@ -194,16 +216,12 @@ pub(super) fn link(cx: &RequestContext<'_>, reply: Reply<'_>, arg: LinkIn, name:
         return reply.error(Errno::XDEV);
     }
     let (_, old) = wire::split(arg.oldnodeid);
-    entry(cx, reply, name, cx.volume().link(&cx.ctx(), old, cx.node(), name))
+    let link = || cx.volume().link(&cx.ctx(), old, cx.node(), name);
+    entry(cx, reply, name, cx.once.make(at(cx, name), |entry| entry.id == old, link))
 }
 
 /// Hands out the entry of a name that was made.
-fn entry(
-    cx: &RequestContext<'_>,
-    reply: Reply<'_>,
-    name: &OsStr,
-    made: volume::Result<store::Entry>,
-) -> Sent {
+fn entry(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr, made: Result<store::Entry, Errno>) -> Sent {
     match made {
         Ok(entry) => {
             cx.changed(cx.node(), name);
@@ -213,6 +231,6 @@ fn entry(
             }
             sent
         }
-        Err(error) => reply.error(crate::protocol::errno::of(&error)),
+        Err(errno) => reply.error(errno),
     }
 }

@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use store::{SetAttr, SetXattr};
 
 use super::context::RequestContext;
+use super::names::done;
 use crate::protocol::abi::{GetXattrIn, GetXattrOut, SETXATTR_ACL_KILL_SGID, SetXattrIn};
 use crate::reply::{Reply, Sent};
 
@@ -25,11 +26,34 @@ pub(super) fn set(
         libc::XATTR_REPLACE => SetXattr::Replace,
         _ => return reply.error(Errno::INVAL),
     };
-    let mut result = cx.volume().set_xattr(&cx.ctx(), cx.node(), name, value, how);
-    if result.is_ok() && arg.setxattr_flags & SETXATTR_ACL_KILL_SGID != 0 {
-        result = clear_set_group_id(cx);
+    let is_set = || cx.volume().get_xattr(cx.node(), name).is_ok_and(|found| found == value);
+    let set = || {
+        cx.volume().set_xattr(&cx.ctx(), cx.node(), name, value, how)?;
+        if arg.setxattr_flags & SETXATTR_ACL_KILL_SGID != 0 {
+            clear_set_group_id(cx)?;
+        }
+        Ok(())
+    };
+    // Only one that must not be there is found changed by a second attempt.
+    if how != SetXattr::Create {
+        return reply.unit(set());
     }
-    reply.unit(result)
+    if cx.once.is_noted() && !cx.once.is_resent() && cx.volume().get_xattr(cx.node(), name).is_ok() {
+        return reply.error(Errno::EXIST);
+    }
+    done(reply, cx.once.change(is_set, set))
+}
+
+pub(super) fn remove(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
+    let find = || cx.volume().get_xattr(cx.node(), name).err();
+    if cx.once.is_noted()
+        && !cx.once.is_resent()
+        && let Some(error) = find()
+    {
+        return reply.error(crate::protocol::errno::of(&error));
+    }
+    let remove = || cx.volume().remove_xattr(&cx.ctx(), cx.node(), name);
+    done(reply, cx.once.change(|| find().is_some(), remove))
 }
 
 /// Needed when a caller outside the file's group sets an access ACL.

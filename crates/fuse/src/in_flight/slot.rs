@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use recovery::journal::RESENT;
 use rustix::io::Errno;
 use sync::Mutex;
 use sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -18,6 +19,13 @@ const KILLABLE: u64 = 4;
 const FLAGS: u64 = CANCEL_USED | ABANDONABLE | KILLABLE;
 /// The position of the request's `unique` in a slot's word.
 const UNIQUE_SHIFT: u32 = 2;
+
+/// The part of a slot's word that says which request it is. The numbers are even and count up from
+/// the connection's beginning; the kernel marks one that it sends again by the highest bit, which stays
+/// where it is.
+const fn word_of(unique: u64) -> u64 {
+    ((unique & !RESENT) << UNIQUE_SHIFT) | (unique & RESENT)
+}
 
 /// In [`RequestSlot::volume`], below the tag: the request is not counted, and not answered early
 /// for its volume's stall.
@@ -57,7 +65,7 @@ impl AbortPolicy {
             Self::OnKill => KILLABLE,
             Self::Always => ABANDONABLE,
         };
-        (unique << UNIQUE_SHIFT) | flag
+        word_of(unique) | flag
     }
 }
 
@@ -169,12 +177,12 @@ impl RequestSlot {
 
     /// The request that a word stands for.
     pub(crate) fn unique_of(&self, word: u64) -> Option<u64> {
-        (word != 0).then_some((word & !FLAGS) >> UNIQUE_SHIFT)
+        (word != 0).then_some(((word & !FLAGS & !RESENT) >> UNIQUE_SHIFT) | (word & RESENT))
     }
 
     pub(crate) fn holds(&self, unique: u64) -> bool {
         // ORDERING: SeqCst, P1: after the store to `early_len` in `InFlight::interrupt`.
-        self.word.load(Ordering::SeqCst) & !FLAGS == unique << UNIQUE_SHIFT
+        self.word.load(Ordering::SeqCst) & !FLAGS == word_of(unique)
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -192,7 +200,7 @@ impl RequestSlot {
         }
         let mut word = self.word.load(Ordering::Acquire);
         loop {
-            if word & !FLAGS != unique << UNIQUE_SHIFT {
+            if word & !FLAGS != word_of(unique) {
                 return;
             }
             let abandon = word & (ABANDONABLE | KILLABLE) != 0;
@@ -306,7 +314,7 @@ impl RequestSlot {
         let mut word = self.word.load(Ordering::Acquire);
         loop {
             let may = at_all_costs || word & ABANDONABLE != 0;
-            if word & !FLAGS != unique << UNIQUE_SHIFT || !may {
+            if word & !FLAGS != word_of(unique) || !may {
                 return false;
             }
             // ORDERING: as in `end`.

@@ -137,6 +137,7 @@ fn serve(dev: &Dev, file: &DeviceFile, on_write: &OnceLock<Handler>) -> io::Resu
         max_background: 16,
         max_readahead: 0,
         page_bytes: u32::try_from(rustix::param::page_size()).unwrap_or(4096),
+        resend: false,
         uring: false,
     };
     let agreed = agree(dev, &wishes).map_err(io::Error::other)?.agreed;

@@ -166,6 +166,7 @@ pub enum NotifyCode {
     InvalInode = 2,
     InvalEntry = 3,
     Delete = 6,
+    Resend = 7,
 }
 
 /// Length of `record` bytes in a directory listing, which aligns its records to 8.

@@ -32,6 +32,8 @@ pub struct Wishes {
     pub max_readahead: u32,
     /// The machine's page size, in bytes.
     pub page_bytes: u32,
+    /// The kernel is to be asked to send requests again.
+    pub resend: bool,
     /// Talk over io_uring. When it is agreed, the kernel sends nothing until it knows the entries.
     pub uring: bool,
 }
@@ -90,7 +92,8 @@ pub fn negotiate(offer: &InitIn, wishes: &Wishes) -> Result<InitReply, InitError
     }
     let offered = InitFlags::from_bits_retain(u64::from(offer.flags) | (u64::from(offer.flags2) << 32));
     let uring = if wishes.uring { InitFlags::OVER_IO_URING } else { InitFlags::empty() };
-    let flags = (wanted(wishes.mode) | uring) & offered;
+    let resend = if wishes.resend { InitFlags::HAS_RESEND } else { InitFlags::empty() };
+    let flags = (wanted(wishes.mode) | uring | resend) & offered;
     let minor = minor.min(abi::KERNEL_MINOR_VERSION);
     let pages = (MAX_WRITE / wishes.page_bytes.max(1)).max(1);
     let [low, high] = halves(flags.bits());
@@ -163,6 +166,7 @@ mod tests {
         max_background: 64,
         max_readahead: 1 << 20,
         page_bytes: 4096,
+        resend: false,
         uring: false,
     };
 

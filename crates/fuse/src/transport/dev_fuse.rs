@@ -63,7 +63,8 @@ fn run(shared: &Arc<Connection>, number: usize) {
     let Some(mut buffer) = buffer(&shared.pool) else { return };
     // A descriptor of its own spares the threads each other's locks; without it they share the
     // first.
-    let dev = shared.master.try_clone(false).map_or_else(|_| Arc::clone(&shared.master), Arc::new);
+    let clone = || shared.master.try_clone(false).map_or_else(|_| Arc::clone(&shared.master), Arc::new);
+    let dev = if shared.resent.journal().is_some() { Arc::clone(&shared.master) } else { clone() };
     let slot = Arc::new(RequestSlot::new(ReplyChannel::Dev(Arc::clone(&dev))));
     shared.in_flight.add(&slot);
     member.slot = Some(Arc::clone(&slot));
@@ -113,8 +114,11 @@ fn read_loop(
             shared.pool.on_request_taken(&shared);
             handler.serve_queued(queued, buffer);
         } else {
+            let reading = shared.resent.reading();
             match dev.read(buffer.space()) {
                 Ok(len) => {
+                    handler.note(buffer.message(len));
+                    drop(reading);
                     shared.pool.on_request_taken(&shared);
                     is_forget = self::is_forget(buffer.message(len));
                     handler.serve(buffer, len, false);

@@ -1,7 +1,7 @@
 //! The data of a regular file of the host.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
@@ -170,6 +170,10 @@ fn write_all(fd: &OwnedFd, bufs: &[IoSlice<'_>], mut offset: u64) -> Result<(), 
 }
 
 impl File for DirFile {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
+    }
+
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let op = "read";
         if !self.can_read {

@@ -28,6 +28,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use recovery::NodeKey;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use sync::Mutex;
@@ -37,7 +38,7 @@ use super::node::DirNode;
 use super::sys::Handle;
 use super::table::Inserted;
 use super::{Inner, attrs, errno, sys};
-use crate::{FileType, Name, Result};
+use crate::{FileType, Name, ObjectId, Result};
 
 /// Descriptors evicted at a time, at most.
 const BATCH_MAX: usize = 32;
@@ -340,6 +341,21 @@ impl Inner {
                 None
             }
         }
+    }
+
+    /// How the host finds an object again when this process has died.
+    pub(crate) fn key(&self, id: ObjectId) -> Option<NodeKey> {
+        let op = "key";
+        let node = self.table.get(id, op).ok()?;
+        let fd = self.paths.can_evict().then(|| self.fd(&node, op).ok())??;
+        let mut path = node.path.lock();
+        if path.handle.is_none() {
+            path.handle = sys::handle_of(fd.as_fd()).ok();
+        }
+        let (kind, bytes) = path.handle.as_ref()?.parts();
+        let handle = (kind, bytes.to_vec());
+        let generation = node.generation.get().copied();
+        Some(NodeKey { ino: node.ino, kind: node.kind.number(), generation, handle })
     }
 
     /// Uses the descriptor of an object's open data for the object itself where descriptors get

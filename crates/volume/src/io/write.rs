@@ -7,7 +7,7 @@ use cgroups::CgroupId;
 use store::{Access, Attr};
 use sync::MutexGuard;
 use sync::mutant::is_on;
-use throttle::Reservation;
+use throttle::{OnLimit, Reservation};
 
 use crate::handles::FileHandle;
 use crate::inode::{Inode, Overlay, State};
@@ -59,6 +59,12 @@ impl Volume {
             let mut parts = data.chunks(CHUNK).enumerate();
             parts.try_for_each(|(n, part)| inode.write(ctx, by, offset + (n * CHUNK) as u64, part))
         })?;
+        if self.core.options.recovery.is_some() {
+            // Accepted data is the store's, and not lost with this process.
+            (ctx.before_wait)();
+            let write = self.core.bdi.throttled_write(inode, u64::MAX, OnLimit::Wait);
+            inode.writeout_all(&write, Some(ctx.cancel))?;
+        }
         self.core.bdi.check_background(inode);
         tracing::trace!(node = inode.id.0, offset, end, "written");
         let durable = flags.intersects(WriteFlags::DSYNC | WriteFlags::SYNC)

@@ -196,6 +196,7 @@ impl Volume {
     pub(crate) fn make_durable(&self) -> store::Result<()> {
         if !self.core.is_aborted() {
             let epoch = self.core.begin_sync();
+            self.core.settle_inherited()?;
             self.core.store.sync()?;
             self.core.unsynced.end(epoch);
             return Ok(());
@@ -205,7 +206,7 @@ impl Volume {
         // On a thread of its own, which a store that hangs may keep.
         let sync = move || {
             let epoch = core.begin_sync();
-            let synced = core.store.sync();
+            let synced = core.settle_inherited().and_then(|()| core.store.sync());
             if synced.is_ok() {
                 core.unsynced.end(epoch);
             }

@@ -114,6 +114,7 @@ impl Volume {
 
     fn end_sync(&self, failed: Vec<Error>) -> Result<()> {
         let epoch = self.core.begin_sync();
+        self.core.settle_inherited()?;
         self.core.store.sync()?;
         self.core.unsynced.end(epoch);
         match failed.into_iter().next() {

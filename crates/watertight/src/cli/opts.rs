@@ -45,6 +45,8 @@ pub struct MountOptions {
     pub idle_sched: bool,
     /// The way to the kernel.
     pub uring: Uring,
+    /// Whether another server follows if this one dies.
+    pub recover: bool,
     /// When data begins to be written back; none: the volume's default.
     pub dirty_after: Option<Duration>,
     /// Whether close(2) writes the file's data and reports how that went.
@@ -87,6 +89,7 @@ impl Default for MountOptions {
             threads: None,
             idle_sched: true,
             uring: Uring::default(),
+            recover: false,
             dirty_after: None,
             flush_on_close: false,
             drain_timeout: Duration::from_secs(60),
@@ -127,6 +130,10 @@ pub const VALID: &[(&str, &str)] = &[
     ("flushers=N", "threads that write data back [3]"),
     ("threads=N", "most requests under way, each with a thread [by memory and descriptors, 256 to 1024]"),
     ("uring=WHEN", "FUSE over io_uring: on, off, or auto [default]: where the host's switch is on"),
+    (
+        "recover=WHEN",
+        "if the mount process dies, another one goes on with the mount: on, or off [default]; written data goes to the store at once",
+    ),
     ("idle_sched=WHEN", "over io_uring, serve a single client in the class SCHED_IDLE: on [default], off"),
     ("dirty_after=TIME", "write data back when it is this old [5s]"),
     ("dirty_max=SIZE", "each cgroup's bound on data that is not on the store [its share of the cache]"),
@@ -215,7 +222,8 @@ const OF_OBJECT_STORAGE: [&str; 10] = [
 const FOLLOW: std::ops::RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
 
 /// Options that are of a mountpoint, and not of a volume.
-const OF_THE_MOUNTPOINT: [&str; 16] = [
+const OF_THE_MOUNTPOINT: [&str; 17] = [
+    "recover",
     "mode",
     "type",
     "allow_other",
@@ -315,6 +323,14 @@ impl MountOptions {
         if options.objects.follow.is_some() && options.read_only != Some(true) {
             return Err(wrong_option("follow: it is for a mount that only reads: give ro as well"));
         }
+        if options.recover {
+            if options.uring == Uring::On {
+                return Err(wrong_option(
+                    "recover=on: requests over io_uring end with the process that has them; leave uring=on out",
+                ));
+            }
+            options.uring = Uring::Off;
+        }
         let objects = &options.objects;
         if objects.journal.is_none() && (objects.fsync_to_host || objects.journal_size.is_some()) {
             let option = if objects.fsync_to_host { "fsync_to=host" } else { "journal_size" };
@@ -348,6 +364,9 @@ impl MountOptions {
             "uring" => {
                 let all = [("auto", Uring::Auto), ("on", Uring::On), ("off", Uring::Off)];
                 self.uring = one_of(needed()?, &all).map_err(wrong)?;
+            }
+            "recover" => {
+                self.recover = one_of(needed()?, &[("on", true), ("off", false)]).map_err(wrong)?;
             }
             "idle_sched" => {
                 self.idle_sched = one_of(needed()?, &[("on", true), ("off", false)]).map_err(wrong)?;

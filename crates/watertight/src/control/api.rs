@@ -4,6 +4,7 @@
 mod attach;
 mod clone;
 mod ended;
+mod recovery;
 mod snapshots;
 mod state;
 mod store_requests;
@@ -25,6 +26,7 @@ use crate::term::units;
 pub use attach::{AttachReply, AttachRequest, DetachReply, DetachRequest, MoveReply, MoveRequest};
 pub use clone::{CloneReply, CloneRequest, CloneStatus, LeaveReply, LeaveRequest, Propagation};
 pub use ended::{Ended, FILES_NAMED_MAX, FileError, Unwritten};
+pub use recovery::{RecoveryState, RecoveryStatus};
 pub use snapshots::{Snapshot, SnapshotsReply, SnapshotsRequest};
 pub use state::{State, UmountKind};
 pub use store_requests::{DiskCache, Journal, Latency, StoreRequestKind, StoreRequests, Unanswered};
@@ -163,6 +165,9 @@ pub struct Status {
     /// The programs that have served it.
     #[serde(default)]
     pub upgrades: Upgrades,
+    /// Whether another server follows if its process dies.
+    #[serde(default)]
+    pub recovery: RecoveryStatus,
 }
 
 /// One cgroup's part of a volume.

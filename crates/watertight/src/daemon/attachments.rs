@@ -222,7 +222,7 @@ impl Attachments {
         let store = store::open_store(&source, &options, &shown)?;
         let name = exact(&shown);
         let read_only = store::is_read_only(&options, (&source, &name), &*store)?;
-        let volume = store::start_volume(&name, &options, store, Arc::clone(&self.tenants))?;
+        let volume = store::start_volume(&name, &options, store, Arc::clone(&self.tenants), None)?;
         options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
         let attached = self.register(source.spec, &shown, (&volume, &options), read_only);
         let attached = attached.inspect_err(|_| drop(volume.shutdown()))?;

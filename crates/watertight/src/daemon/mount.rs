@@ -20,6 +20,7 @@ use super::background;
 use super::connection::{AtomicConnectionState, ConnectionState};
 use super::event::SupervisorEvent;
 use super::mounted_volume::MountedVolume;
+use super::recovery::{keep, serve as recovery};
 use super::store::{is_read_only, open_store, start_volume};
 use super::supervisor::{self, Supervisor};
 use super::upgrade::upgrader::Upgrader;
@@ -30,6 +31,7 @@ use crate::control::api::{Upgrades, now_ms};
 use crate::control::progress;
 use crate::control::server::Server;
 use crate::host::checks::{self, Source};
+use crate::host::keeper_id::KeeperId;
 use crate::host::mountinfo::{self, Device};
 use crate::host::notify::notify;
 use crate::host::signals::{self, StartupPhase};
@@ -45,17 +47,25 @@ use crate::term::{logging, units};
 ///
 /// # Errors
 /// Exit 2 for a request that cannot be mounted, 1 for a failure, and for data that was lost.
-pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
+pub fn run(args: &MountArgs, in_background: bool, is_kept: bool) -> Result<ExitCode> {
     if args.background && !in_background {
         return background::start(std::env::args_os().skip(1), true);
     }
     let options = MountOptions::parse(&args.options)?;
+    if options.recover && !is_kept {
+        return keep::run(args, in_background);
+    }
+    let recovery = if options.recover { Some(recovery::begin()?) } else { None };
+    let recovery = recovery.as_ref();
     let tree = Hierarchy::find(&options.cgroup)
         .map_err(|error| Problem::usage(in_one_line(&format!("option cgroup: {error}"))))?;
     if in_background {
         background::leave_session()?;
     }
-    fuse::mount::will_serve();
+    if !options.recover {
+        // What a device of the process reports would end with it.
+        fuse::mount::will_serve();
+    }
     let (sender, events) = channel();
     let startup = StartupPhase::default();
     let (phase, signal_sender) = (startup.clone(), sender.clone());
@@ -69,6 +79,9 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let (from, to) = (format!("the store {}", args.source.shown()), args.mountpoint.shown().to_string());
     let source = progress::waiting_for(&what, &from, || checks::source(&args.source))?;
     opts::fit(&args.options, &source.spec)?;
+    if options.recover {
+        recovery::check_source(&source.spec)?;
+    }
     let mountpoint = progress::waiting_for(&what, &to, || checks::mountpoint(&args.mountpoint))?;
     if args.no_links && mountpoint != args.mountpoint {
         let (given, real) = (args.mountpoint.shown(), mountpoint.shown());
@@ -95,6 +108,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         from.clone()
     };
     let store = progress::waiting_for(&what, &whom, || open_store(&source, &options, &mountpoint))?;
+    recovery::check_store(&options, &*store)?;
     if source.url.is_some() {
         // Held by this process for every host: it is given back, whatever comes.
         startup.finish();
@@ -110,7 +124,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         store.close();
         Problem::failure(format!("the host's cgroups cannot be watched: {error}"))
     })?;
-    let start = || start_volume(&name, &options, store, Arc::clone(&tenants));
+    let start = || start_volume(&name, &options, store, Arc::clone(&tenants), recovery);
     let volume = progress::waiting_for(&what, &from, start)?;
     options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
     let connection = Arc::new(AtomicConnectionState::default());
@@ -135,6 +149,9 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let mount = session.mount().hand_over();
 
     let record = Record::new(info.id.clone(), info.source.clone(), &mountpoint, Device::of(&info.mount));
+    let keeper = recovery
+        .and_then(|_| KeeperId::of(rustix::process::getppid()?.as_raw_nonzero().get().unsigned_abs()));
+    let record = Record { keeper, ..record };
     let registered = runtime_dir.register(record);
     let (registration, listener) = registered.inspect_err(|_| drop(volume.shutdown()))?;
     let upgrader = Upgrader::new(&listener, mount, Upgrades::default())
@@ -145,6 +162,11 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         MountedVolume::new(info, volume, attachments, sender.clone(), Arc::clone(&connection), upgrader);
     let mounted = Arc::new(mounted);
     let owner = rustix::process::geteuid().as_raw();
+    if let Err(why) = recovery::give(mounted.handed()) {
+        registration.withdraw();
+        mounted.volume.shutdown();
+        return Err(Problem::failure(format!("recover=on: the keeper was not given what it needs: {why}")));
+    }
     let started = Server::start(listener, owner, Arc::clone(&mounted) as Arc<_>)
         .map_err(|error| Problem::failure(format!("the control socket cannot be served: {error}")))
         .and_then(|server| serve(session, name, connection, sender.clone()).map(|()| server));
@@ -167,6 +189,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         // The mount is up all the same.
         tracing::error!("{problem}");
     }
+    recovery::ready(recovery.map(|recovery| &**recovery));
     drop(step);
     let (source, mountpoint) = (source.spec, shown);
     supervise(Up { mounted, supervisor, registration, server, utab, source, mountpoint })
@@ -174,22 +197,23 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
 
 /// A mount that is served.
 #[derive(Debug)]
-pub(super) struct Up {
-    pub(super) mounted: Arc<MountedVolume>,
-    pub(super) supervisor: Supervisor,
-    pub(super) registration: Registration,
-    pub(super) server: Server,
-    pub(super) utab: Option<utab::Entry>,
-    pub(super) source: String,
-    pub(super) mountpoint: PathBuf,
+pub(crate) struct Up {
+    pub(crate) mounted: Arc<MountedVolume>,
+    pub(crate) supervisor: Supervisor,
+    pub(crate) registration: Registration,
+    pub(crate) server: Server,
+    pub(crate) utab: Option<utab::Entry>,
+    pub(crate) source: String,
+    pub(crate) mountpoint: PathBuf,
 }
 
 /// Sees a mount that is served to its end.
-pub(super) fn supervise(up: Up) -> Result<ExitCode> {
+pub(crate) fn supervise(up: Up) -> Result<ExitCode> {
     let Up { mounted, mut supervisor, registration, server, utab, source, mountpoint } = up;
     let _of_the_volume = mounted.volume.span().clone().entered();
     let ended = supervisor.run();
     drop(utab);
+    recovery::end(mounted.volume.recovery().map(|recovery| &**recovery));
     supervisor.finish(&ended, registration, server);
     let closing = volume::abort::closing() as u64;
     if closing > 0 {
@@ -250,6 +274,7 @@ pub(super) fn session_options(
         mode: options.mode,
         threads_max: options.threads.unwrap_or(defaults.threads_max),
         idle_sched: options.idle_sched,
+        recovery: volume.recovery().map(Arc::clone),
         on_destroy: Box::new(move || {
             drained.shutdown();
             state.advance(ConnectionState::Unmounted);

@@ -18,15 +18,16 @@ use super::attachments::Attachments;
 use super::connection::{AtomicConnectionState, ConnectionState};
 use super::event::SupervisorEvent;
 use super::figures::{emit_end, ended_with, limit, limits, micros, state_of, with_mount};
+use super::recovery::serve;
 use super::snapshots::snapshots;
 use super::upgrade::prepare;
 use super::upgrade::upgrader::{Handed, Upgrader};
 use super::volume_info::VolumeInfo;
 use crate::control::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, LeaveReply,
-    LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Requests, SnapshotsReply, SnapshotsRequest,
-    State, Status, Synced, UmountKind, UmountReply, UmountRequest, UpgradeReply, UpgradeRequest, WarmReply,
-    WarmRequest,
+    LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, RecoveryState, RecoveryStatus, Requests,
+    SnapshotsReply, SnapshotsRequest, State, Status, Synced, UmountKind, UmountReply, UmountRequest,
+    UpgradeReply, UpgradeRequest, WarmReply, WarmRequest,
 };
 use crate::control::service::Service;
 use crate::control::volume_id::VolumeId;
@@ -120,6 +121,23 @@ impl MountedVolume {
         state_of(&self.volume, volume, || !self.mounts().is_empty())
     }
 
+    fn refuse_if_kept(&self, what: &str) -> Result<(), String> {
+        match self.volume.recovery() {
+            Some(_) => Err(format!("{what}: it was mounted with recover=on, which has one volume only yet")),
+            None => Ok(()),
+        }
+    }
+
+    fn recovery(&self) -> RecoveryStatus {
+        let Some(recovery) = self.volume.recovery() else { return RecoveryStatus::default() };
+        let state = match (recovery.journal.is_complete(), recovery.link.is_kept()) {
+            (true, true) => RecoveryState::On,
+            (false, _) => RecoveryState::Incomplete,
+            (true, false) => RecoveryState::NoKeeper,
+        };
+        RecoveryStatus { state, deaths: recovery.journal.servers() }
+    }
+
     fn umount_unless_held(&self) -> Result<UmountReply, String> {
         let change = self.upgrader.changes.pass();
         self.volume.sync_all().map_err(|error| error.to_string())?;
@@ -175,6 +193,7 @@ impl Service for MountedVolume {
             requests: self.requests(),
             process: process::figures(session.threads() as u64),
             upgrades: self.upgrader.past(),
+            recovery: self.recovery(),
             drains: of_volume.drains + drains,
             drain_us: of_volume.drain_us + micros(drain_time),
             ..of_volume
@@ -206,7 +225,14 @@ impl Service for MountedVolume {
 
     fn limit(&self, request: LimitRequest) -> Result<Limits, String> {
         let _change = self.upgrader.changes.pass();
-        limit(&self.volume, &request)
+        let limits = limit(&self.volume, &request)?;
+        // The server that follows has it from the keeper.
+        match serve::give(self.handed()) {
+            Err(why) if self.recovery().state == RecoveryState::On => {
+                Err(format!("it is set, but not for a server that follows if this one dies: {why}"))
+            }
+            _ => Ok(limits),
+        }
     }
 
     fn upgrade(&self, request: UpgradeRequest) -> Result<UpgradeReply, String> {
@@ -214,6 +240,7 @@ impl Service for MountedVolume {
     }
 
     fn attach(&self, request: AttachRequest) -> Result<AttachReply, String> {
+        self.refuse_if_kept("a volume cannot be attached inside it")?;
         let _change = self.upgrader.changes.pass();
         self.attachments.attach(&request)
     }
@@ -229,6 +256,7 @@ impl Service for MountedVolume {
     }
 
     fn clone_to(&self, request: CloneRequest) -> Result<CloneReply, String> {
+        self.refuse_if_kept("it cannot be cloned")?;
         let _change = self.upgrader.changes.pass();
         self.attachments.clone_to(&request)
     }

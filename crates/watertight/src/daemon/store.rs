@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use recovery::Recovery;
 use store::{DirOptions, ErrorKind, FaultStore, MemStore, Store};
 use volume::{Tenants, Volume};
 
@@ -96,15 +97,21 @@ pub(crate) fn start_volume(
     options: &MountOptions,
     store: Arc<dyn Store>,
     tenants: Arc<Tenants>,
+    recovery: Option<&Arc<Recovery>>,
 ) -> Result<Arc<Volume>> {
-    Volume::new(Arc::clone(&store), volume_options(name, options, tenants)).map_err(|error| {
+    Volume::new(Arc::clone(&store), volume_options(name, options, tenants, recovery)).map_err(|error| {
         store.close();
         Problem::failure(format!("the volume cannot be started: {error}"))
     })
 }
 
 /// The options of a volume with this name.
-pub(crate) fn volume_options(name: &str, options: &MountOptions, tenants: Arc<Tenants>) -> volume::Options {
+pub(crate) fn volume_options(
+    name: &str,
+    options: &MountOptions,
+    tenants: Arc<Tenants>,
+    recovery: Option<&Arc<Recovery>>,
+) -> volume::Options {
     let defaults = volume::Options::default();
     volume::Options {
         name: name.to_owned(),
@@ -117,6 +124,7 @@ pub(crate) fn volume_options(name: &str, options: &MountOptions, tenants: Arc<Te
         dirty_bytes_max: options.dirty_bytes_max,
         sync_policy: options.sync_policy,
         tenants,
+        recovery: recovery.map(Arc::clone),
         ..defaults
     }
 }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::api::{Ended, now_ms};
 use crate::control::volume_id::VolumeId;
+use crate::host::keeper_id::KeeperId;
 use crate::host::mountinfo::Device;
 use crate::term::shown::Name;
 
@@ -36,6 +37,9 @@ pub struct Record {
     pub device: Device,
     /// Milliseconds since the epoch.
     pub started_ms: u64,
+    /// The process that starts another one if this one dies, and when that began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keeper: Option<KeeperId>,
     /// How it ended; none while it runs, and for ever if its process was killed.
     pub ended: Option<Ended>,
 }
@@ -71,6 +75,7 @@ impl Record {
             attached_to: None,
             device,
             started_ms,
+            keeper: None,
             ended: None,
         }
     }

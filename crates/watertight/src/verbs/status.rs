@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::cli::StatusArgs;
-use crate::control::api::{Missing, State, Status, Unanswered};
+use crate::control::api::{Missing, RecoveryState, RecoveryStatus, State, Status, Unanswered};
 use crate::control::metrics::{self, Down, VolumeLabels};
 use crate::control::volume_id::VolumeId;
 use crate::host::holders::{self, Holders};
@@ -477,6 +477,7 @@ fn print_notes(shown: &VolumeReport) {
             }
         }
     }
+    print_recovery(at, &volume.recovery);
     if let Some(reason) = &volume.mount_type_reason {
         let note = format!("{at}: plain `fuse`, for which a raw umount2(2) does not wait: {reason}");
         console().print(&console().paint(Colour::Dim, &note));
@@ -499,6 +500,24 @@ fn print_notes(shown: &VolumeReport) {
     }
     if volume.errors.len() > ERRORS_NAMED_MAX {
         warn(&format!("{at}: and {} more files with errors", volume.errors.len() - ERRORS_NAMED_MAX));
+    }
+}
+
+fn print_recovery(at: &Name, recovery: &RecoveryStatus) {
+    let RecoveryStatus { state, deaths } = recovery;
+    match state {
+        RecoveryState::Off => {}
+        RecoveryState::On => {
+            let died = units::count(*deaths, "server has died so far", "servers have died so far");
+            let note = format!("{at}: another server follows if its process dies; {died}");
+            console().print(&console().paint(Colour::Dim, &note));
+        }
+        RecoveryState::NoKeeper => {
+            warn(&format!("{at}: its keeper is gone: the mount ends with its process"))
+        }
+        RecoveryState::Incomplete => warn(&format!(
+            "{at}: the kernel knows more files than can be noted: the mount ends with its process"
+        )),
     }
 }
 

@@ -44,6 +44,7 @@ impl World {
             attached_to: None,
             device: Device::default(),
             started_ms: 1,
+            keeper: None,
             ended: None,
         };
         std::fs::write(world.dir.path().join(format!("{id}.json")), serde_json::to_vec(&record).unwrap())

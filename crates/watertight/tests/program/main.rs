@@ -39,6 +39,7 @@ mod objects;
 mod openapi;
 mod places;
 mod privileges;
+mod recover;
 mod rig;
 mod sample;
 mod serve;

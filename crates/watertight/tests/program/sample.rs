@@ -2,7 +2,8 @@
 
 use watertight::control::api::{
     Cgroup, CgroupLimits, CloneStatus, DiskCache, FileError, Journal, Latency, Process, Propagation,
-    Requests, Stalled, State, Status, StoreRequestKind, StoreRequests, Unanswered, Upgrades,
+    RecoveryState, RecoveryStatus, Requests, Stalled, State, Status, StoreRequestKind, StoreRequests,
+    Unanswered, Upgrades,
 };
 use watertight::host::mountinfo::Device;
 
@@ -126,5 +127,6 @@ pub(crate) fn status() -> Status {
             error: Some("it cannot".into()),
             pause_us: 175,
         },
+        recovery: RecoveryStatus { state: RecoveryState::On, deaths: 176 },
     }
 }

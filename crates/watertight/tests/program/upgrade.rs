@@ -1,7 +1,7 @@
 //! `upgrade`: another program takes the place of the one that serves, and the mount goes on.
 
 mod held_up;
-mod load;
+pub(crate) mod load;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};

@@ -60,6 +60,13 @@ pub(super) fn can_be_handed_over(mounted: Handed<'_>) -> Result<(), String> {
             "only volumes in directories can be handed over to another program yet, and its store is {source}"
         ));
     }
+    if mounted.volume.recovery().is_some() {
+        return Err(
+            "it was mounted with recover=on, whose keeper starts the program that it has; unmount it, and \
+                    mount it with the new one"
+                .to_owned(),
+        );
+    }
     if !mounted.info.mount.is_present() {
         return Err("its mount was taken away, or moved to another namespace".to_owned());
     }

@@ -16,6 +16,7 @@ use std::sync::mpsc::channel;
 
 use cgroups::Hierarchy;
 use handover::Incoming;
+use recovery::Recovery;
 use store::{DirOptions, DirStore};
 use volume::{Reopening, Tenants, Volume};
 
@@ -28,8 +29,9 @@ use crate::control::server::Server;
 use crate::daemon::attachments::Attachments;
 use crate::daemon::connection::AtomicConnectionState;
 use crate::daemon::event::SupervisorEvent;
-use crate::daemon::mount::{Up, serve, session_options, supervise};
+use crate::daemon::mount::{Up, serve as serve_session, session_options, supervise};
 use crate::daemon::mounted_volume::MountedVolume;
+use crate::daemon::recovery::serve;
 use crate::daemon::store::volume_options;
 use crate::daemon::supervisor::Supervisor;
 use crate::daemon::volume_info::VolumeInfo;
@@ -38,6 +40,8 @@ use crate::registry::RuntimeDir;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::{exact, in_one_line};
 
+/// Callers that may wait for the control socket.
+const BACKLOG: i32 = 128;
 /// The most of a reason that is read.
 const REASON_BYTES: u64 = 4096;
 
@@ -58,7 +62,7 @@ pub(crate) fn run(args: &MountArgs, number: i32) -> Result<ExitCode> {
         Ok(options) => options,
         Err(problem) => return Err(fall_back(&state, &incoming, number, &reason, problem)),
     };
-    match resume(&options, &state, &incoming, reason.as_deref()) {
+    match resume(&options, &state, &incoming, reason.as_deref(), None) {
         Ok((mut up, directory)) => {
             incoming.commit();
             up.registration.settle();
@@ -129,11 +133,13 @@ fn fall_back(
     Problem::failure(format!("{problem}; and the program before cannot be executed again: {error}"))
 }
 
-fn resume(
+/// Makes the mount's parts of the state. With `recovery`, the process that wrote it has died.
+pub(crate) fn resume(
     options: &MountOptions,
     state: &State,
     incoming: &Incoming,
     reason: Option<&str>,
+    recovery: Option<&Arc<Recovery>>,
 ) -> Result<(Up, Arc<DirStore>)> {
     let failed = |what: &str, error: &dyn std::fmt::Display| Problem::failure(format!("{what}: {error}"));
     let tree = Hierarchy::find(&options.cgroup)
@@ -147,8 +153,15 @@ fn resume(
     let mountpoint = &state.mounted.mountpoint;
     let name = exact(mountpoint);
     let runtime_dir = RuntimeDir::own()?;
-    let registration = runtime_dir.resume(&state.id)?;
+    let registration = match recovery {
+        None => runtime_dir.resume(&state.id)?,
+        Some(_) => runtime_dir.take_over(&state.id)?,
+    };
     let listener = incoming.take(state.listener).map_err(|error| failed("the control socket", &error))?;
+    if recovery.is_some() {
+        // Callers see whose process listens: this one's, from now on.
+        rustix::net::listen(&listener, BACKLOG).map_err(|error| failed("the control socket", &error))?;
+    }
     let listener = UnixListener::from(listener);
 
     let store_failed = |error: store::Error| failed("the store", &error);
@@ -157,16 +170,19 @@ fn resume(
     let tenants = || tree.map_or_else(|| Ok(Arc::default()), Tenants::of);
     let tenants = volume::span_of(&name).in_scope(tenants);
     let tenants = tenants.map_err(|error| failed("the host's cgroups cannot be watched", &error))?;
-    let volume_options = volume_options(&name, options, Arc::clone(&tenants));
+    let volume_options = volume_options(&name, options, Arc::clone(&tenants), recovery);
     // The program before can have the mount back, unless this is it.
     let reopening = if reason.is_none() { Reopening::Required } else { Reopening::Tried };
     let store = Arc::clone(&directory) as Arc<_>;
-    let volume = Volume::take_over(store, volume_options, &state.volume, incoming, reopening)
-        .map_err(|error| failed("the volume", &error))?;
+    let volume = match recovery {
+        None => Volume::take_over(store, volume_options, &state.volume, incoming, reopening),
+        Some(_) => Volume::recover(store, volume_options, state.volume.limits()),
+    };
+    let volume = volume.map_err(|error| failed("the volume", &error))?;
     drop(files);
 
     let upgrades = Upgrades {
-        count: state.upgrades + u64::from(reason.is_none()),
+        count: state.upgrades + u64::from(reason.is_none() && recovery.is_none()),
         failed: state.failed + u64::from(reason.is_some()),
         error: reason.map(|reason| reason.to_owned().into()),
         pause_us: 0,
@@ -191,7 +207,9 @@ fn resume(
         started_ms: state.started_ms,
         drain_timeout: options.drain_timeout,
     };
-    upgrader.past.pause_us = now_ns().saturating_sub(state.paused_ns) / 1000;
+    if recovery.is_none() {
+        upgrader.past.pause_us = now_ns().saturating_sub(state.paused_ns) / 1000;
+    }
     let attachments = Attachments::new(session.tree(), session.view(), info.clone(), runtime_dir, tenants);
     let mounted =
         MountedVolume::new(info, volume, attachments, sender.clone(), Arc::clone(&connection), upgrader);
@@ -204,7 +222,12 @@ fn resume(
             return Err(failed("the control socket cannot be served", &error));
         }
     };
-    serve(session, name, connection, sender.clone())?;
+    if recovery.is_some()
+        && let Err(why) = serve::give(mounted.handed())
+    {
+        tracing::warn!(volume = mounted.volume.name(), why, "no other server can follow this one");
+    }
+    serve_session(session, name, connection, sender.clone())?;
     let utab = utab::Entry::resume(&mounted.info.mount);
     let (source, mountpoint) = (state.source.clone(), mountpoint.clone());
     let supervisor = Supervisor::new(Arc::clone(&mounted), events, sender);

@@ -32,11 +32,11 @@ pub(crate) struct Handed<'a> {
 /// What a mount process needs to hand its mount over, and did so far.
 #[derive(Debug)]
 pub struct Upgrader {
-    pub(super) listener: OwnedFd,
-    pub(super) mounted: MountHandover,
+    pub(crate) listener: OwnedFd,
+    pub(crate) mounted: MountHandover,
     /// The process's arguments, without those of a program that has taken over.
-    pub(super) arguments: Vec<OsString>,
-    pub(super) past: Upgrades,
+    pub(crate) arguments: Vec<OsString>,
+    pub(crate) past: Upgrades,
     /// Held by the caller whose upgrade goes on.
     pub(super) running: Mutex<()>,
     pub(crate) changes: ChangeGate,

@@ -1,0 +1,215 @@
+//! The process that keeps a mount: it holds what the next server needs, and starts that one when a
+//! server dies.
+//!
+//! The keeper is the server's parent. It opens no store and reads nobody's input but the messages of its
+//! own child, so that little can go wrong in it. It passes on how the server ended if that was by its
+//! own will.
+//!
+//! A server that dies is followed by another one. Where that is in vain (it dies before it serves,
+//! or again and again), the keeper gives up, and the mount ends as without it.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use sync::Mutex;
+
+use crate::link::{self, Message};
+use crate::sys;
+
+/// Under these numbers a server finds: the state, the journal, the kernel's connection, the lock on the
+/// store, the control socket; and its end of the link.
+pub const NUMBERS: std::ops::Range<RawFd> = 900..905;
+/// The server's end of the link.
+pub const LINK: RawFd = 905;
+/// From here on: objects that have no name.
+pub const HELD: RawFd = 906;
+/// How many of these the keeper holds at most.
+pub const HELD_MAX: usize = 4096;
+
+/// The argument that says to a program that it is kept: `first`, or how many servers died before,
+/// by which signal the last one, and which objects are held, as `NODE:NUMBER`.
+pub const ARGUMENT: &str = "--kept=";
+
+/// A server that has lived so long has not died at once.
+const LONG: Duration = Duration::from_secs(10);
+/// How many servers may die at once, one after the other; before one serves, and in all.
+const STARTS_MAX: u32 = 3;
+const DEATHS_MAX: u32 = 10;
+/// The exit code of a program whose first thread has panicked.
+const PANICKED: i32 = 101;
+/// The pause before another one, by how many died at once.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The server that runs now, to be signalled.
+#[derive(Debug, Clone, Default)]
+pub struct Server(Arc<Mutex<Option<OwnedFd>>>);
+
+impl Server {
+    /// Passes a signal on.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(process) = &*self.0.lock() {
+            // Failure: it has just died.
+            let _sent = pidfd_send_signal(process, signal);
+        }
+    }
+}
+
+/// What happens, for the program that keeps.
+pub trait Events {
+    /// The first server serves; with its standard output and error.
+    fn ready(&mut self, output: Vec<OwnedFd>);
+    /// To be told to the service manager.
+    fn notify(&mut self, text: &str);
+    /// A server has died, and another one is started; in words.
+    fn died(&mut self, words: &str);
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// As the server has by its own will.
+    Server(ExitStatus),
+    /// In vain; in words.
+    GivenUp(String),
+}
+
+/// A keeper.
+#[derive(Debug)]
+pub struct Keeper {
+    program: OwnedFd,
+    arguments: Vec<OsString>,
+    server: Server,
+    state: Vec<Arc<OwnedFd>>,
+    held: BTreeMap<u64, Arc<OwnedFd>>,
+    is_ending: bool,
+    has_served: bool,
+}
+
+impl Keeper {
+    /// Keeps servers that are this program, with these arguments.
+    #[must_use]
+    pub fn new(program: OwnedFd, arguments: Vec<OsString>, server: Server) -> Self {
+        let (state, held) = Default::default();
+        Self { program, arguments, server, state, held, is_ending: false, has_served: false }
+    }
+
+    /// Keeps a server until it ends.
+    ///
+    /// # Errors
+    /// When none can be started.
+    pub fn run(mut self, events: &mut impl Events) -> io::Result<Ended> {
+        let (mut deaths, mut at_once, mut unserved, mut signal) = (0_u32, 0, 0, 0);
+        loop {
+            let (mut child, link) = self.start(deaths, signal)?;
+            let begun = Instant::now();
+            self.has_served = false;
+            self.listen(&link, events)?;
+            let status = child.wait()?;
+            *self.server.0.lock() = None;
+            // A panic of its first thread has the kernel's end of the connection closed as well.
+            let died = status
+                .signal()
+                .or_else(|| (status.code() == Some(PANICKED)).then_some(Signal::ABORT.as_raw()));
+            let Some(by) = died.filter(|_| !self.is_ending && !self.state.is_empty()) else {
+                return Ok(Ended::Server(status));
+            };
+            (deaths, signal) = (deaths + 1, by);
+            // Whoever kills servers may do so as often as they like, once they serve.
+            let is_killed = self.has_served && by == Signal::KILL.as_raw();
+            at_once = if is_killed || begun.elapsed() >= LONG { 1 } else { at_once + 1 };
+            unserved = if self.has_served { 0 } else { unserved + 1 };
+            let how = format!("the server was ended by signal {by}");
+            if unserved >= STARTS_MAX || at_once >= DEATHS_MAX {
+                return Ok(Ended::GivenUp(format!(
+                    "{how}; {at_once} have ended so, one soon after the other: no other is started"
+                )));
+            }
+            events.died(&format!("{how}: another one takes over"));
+            thread::sleep(PAUSE * (at_once - 1));
+        }
+    }
+
+    fn start(&self, deaths: u32, signal: i32) -> io::Result<(Child, OwnedFd)> {
+        let (keeper, server) = link::pair()?;
+        let mut argument = OsString::from(ARGUMENT);
+        let mut passed = vec![(Arc::new(server), LINK)];
+        if deaths == 0 {
+            argument.push("first");
+        } else {
+            argument.push(format!("{deaths},{signal}"));
+            passed.extend(self.state.iter().map(Arc::clone).zip(NUMBERS));
+            for ((node, object), number) in self.held.iter().zip(HELD..) {
+                argument.push(format!(",{node}:{number}"));
+                passed.push((Arc::clone(object), number));
+            }
+        }
+        let mut arguments = self.arguments.iter();
+        let mut command = Command::new(format!("/proc/self/fd/{}", self.program.as_raw_fd()));
+        if let Some(name) = arguments.next() {
+            command.arg0(name);
+        }
+        command.arg(argument).args(arguments).process_group(0);
+        sys::pass(&mut command, above(passed)?);
+        let child = command.spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let process = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose()?;
+        *self.server.0.lock() = process;
+        Ok((child, keeper))
+    }
+
+    /// Reads what a server says, until its end.
+    fn listen(&mut self, link: &OwnedFd, events: &mut impl Events) -> io::Result<()> {
+        let mut is_first = self.state.is_empty();
+        while let Some(message) = link::receive(link)? {
+            match message {
+                Message::State(state) if state.len() == NUMBERS.len() => {
+                    self.state = state.into_iter().map(Arc::new).collect();
+                }
+                Message::State(_) => {}
+                Message::Ready(output) => {
+                    self.has_served = true;
+                    if std::mem::take(&mut is_first) {
+                        events.ready(output);
+                    }
+                }
+                Message::Notify(text) => events.notify(&text),
+                Message::Hold(node, object) => {
+                    if self.held.len() < HELD_MAX {
+                        self.held.insert(node, Arc::new(object));
+                    }
+                }
+                Message::Drop(node) => drop(self.held.remove(&node)),
+                Message::End => self.is_ending = true,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The descriptors under other numbers than those that the server finds them under.
+fn above(passed: Vec<(Arc<OwnedFd>, RawFd)>) -> io::Result<Vec<(Arc<OwnedFd>, RawFd)>> {
+    let last = passed.iter().map(|(_, number)| *number).max().unwrap_or(LINK);
+    let raise = |(fd, number): (Arc<OwnedFd>, RawFd)| {
+        if fd.as_raw_fd() > last || fd.as_raw_fd() < NUMBERS.start {
+            return Ok((fd, number));
+        }
+        Ok((Arc::new(rustix::io::fcntl_dupfd_cloexec(fd.as_fd(), last + 1)?), number))
+    };
+    passed.into_iter().map(raise).collect()
+}
+
+/// The descriptor that the keeper has left under this number.
+///
+/// # Errors
+/// When there is none.
+pub fn take(number: RawFd) -> io::Result<OwnedFd> {
+    sys::take(number)
+}

@@ -1,0 +1,42 @@
+//! What is left of a mount process when it dies, and who keeps it.
+//!
+//! ```text
+//! keeper    the process that holds descriptors and starts the next server
+//!   │
+//! link      their messages: descriptors, and words for the service manager
+//!   │
+//! journal   what the kernel knows of the server: nodes, openings, requests in hand
+//!   │
+//! memory    a memory file that both hold
+//! ```
+//!
+//! Read [`journal`] first: each of its records becomes valid, or ends, by one store, so that it is
+//! whole at whichever instruction the server dies.
+
+#![deny(unsafe_code)]
+
+pub mod journal;
+pub mod keeper;
+pub mod link;
+#[allow(unsafe_code, reason = "a shared mapping, and what a child does before it executes its program")]
+mod sys;
+
+pub use journal::{Journal, NodeKey, NodeRecord, OpenKind, OpenRecord, Phase, RequestRecord, Slot};
+pub use link::Link;
+
+/// What a server needs so that another one can follow it.
+#[derive(Debug)]
+pub struct Recovery {
+    /// What the kernel knows.
+    pub journal: Journal,
+    /// The way to the keeper.
+    pub link: Link,
+}
+
+impl Recovery {
+    /// Whether another server could follow this one now.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.journal.is_complete() && self.link.is_kept()
+    }
+}

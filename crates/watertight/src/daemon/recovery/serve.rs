@@ -1,0 +1,121 @@
+//! The server's part: it gives the keeper what the next server needs.
+
+use std::os::fd::{AsFd as _, RawFd};
+use std::sync::Arc;
+
+use recovery::{Journal, Link, Recovery, keeper};
+use store::Store;
+
+use crate::cli::opts::MountOptions;
+use crate::daemon::upgrade::state::{State, VERSION, bytes_of};
+use crate::daemon::upgrade::upgrader::Handed;
+use crate::host::{checks, notify};
+use crate::object_volumes;
+use crate::term::problem::{Problem, Result};
+use crate::term::shown::Show as _;
+
+/// Where the next server finds what this one gives: see [`keeper::NUMBERS`].
+pub(crate) const STATE: RawFd = keeper::NUMBERS.start;
+pub(crate) const JOURNAL: RawFd = STATE + 1;
+const DEVICE: RawFd = STATE + 2;
+const LOCK: RawFd = STATE + 3;
+const LISTENER: RawFd = STATE + 4;
+
+/// The means of the first server.
+///
+/// # Errors
+/// When there is no keeper, or no memory.
+pub(crate) fn begin() -> Result<Arc<Recovery>> {
+    let failed = |error: std::io::Error| Problem::failure(format!("recover=on: {error}"));
+    let link = Link::new(keeper::take(keeper::LINK).map_err(failed)?);
+    let recovery = Arc::new(Recovery { journal: Journal::create().map_err(failed)?, link });
+    notify::through(&recovery);
+    Ok(recovery)
+}
+
+/// Whether a volume over this source can be recovered.
+///
+/// # Errors
+/// Why not, in words.
+pub(crate) fn check_source(spec: &str) -> Result<()> {
+    let inner = checks::innermost(spec);
+    let why = if object_volumes::looks_like(inner) {
+        "is one on object storage, whose lease and journal end with its process"
+    } else if inner.starts_with("dir:") {
+        return Ok(());
+    } else {
+        "is in the memory of its process"
+    };
+    Err(Problem::usage(format!(
+        "recover=on: only volumes in directories can be recovered yet, and {} {why}",
+        spec.shown()
+    )))
+}
+
+/// Whether the host finds this store's objects again.
+///
+/// # Errors
+/// Why not, in words.
+pub(crate) fn check_store(options: &MountOptions, store: &dyn Store) -> Result<()> {
+    if !options.recover || store.key(store::ObjectId::ROOT).is_some() {
+        return Ok(());
+    }
+    store.close();
+    Err(Problem::failure(
+        "recover=on: the store's files cannot be found again by file handles: that needs root, and a file system that has them (ext4, xfs, btrfs, tmpfs)",
+    ))
+}
+
+/// Gives the keeper the state, in place of what it had.
+///
+/// # Errors
+/// Why that cannot be done, in words.
+pub(crate) fn give(mounted: Handed<'_>) -> std::result::Result<(), String> {
+    let Some(recovery) = mounted.volume.recovery() else { return Ok(()) };
+    let io = |error: std::io::Error| error.to_string();
+    let (upgrader, info) = (mounted.upgrader, mounted.info);
+    let (volume, lock) = mounted.volume.recoverable(LOCK).ok_or("its store is closed")?;
+    let state = State {
+        version: VERSION,
+        kept: vec![DEVICE, LOCK, LISTENER],
+        program: -1,
+        reason: -1,
+        listener: LISTENER,
+        arguments: bytes_of(&upgrader.arguments),
+        agent: None,
+        id: info.id.clone(),
+        source: info.source.clone(),
+        mount: info.mount.clone(),
+        unique_id: info.unique_id,
+        read_only: info.read_only,
+        started_ms: info.started_ms,
+        mounted: upgrader.mounted.clone(),
+        session: mounted.session.recoverable(DEVICE),
+        volume,
+        paused_ns: 0,
+        upgrades: upgrader.past.count,
+        failed: upgrader.past.failed,
+    };
+    let bytes = serde_json::to_vec(&state).map_err(|error| error.to_string())?;
+    let sealed = handover::seal("watertight-state", &bytes).map_err(io)?;
+    let device = mounted.session.device();
+    let given =
+        [sealed.as_fd(), recovery.journal.file(), device.as_fd(), lock.as_fd(), upgrader.listener.as_fd()];
+    recovery.link.send_state(&given).map_err(io)
+}
+
+/// The mount is up.
+pub(crate) fn ready(recovery: Option<&Recovery>) {
+    if let Some(recovery) = recovery
+        && let Err(error) = recovery.link.send_ready()
+    {
+        tracing::warn!(%error, "the keeper is gone: no other process follows if this one dies");
+    }
+}
+
+/// The mount is gone: if this process ends, no other is to follow.
+pub(crate) fn end(recovery: Option<&Recovery>) {
+    if let Some(recovery) = recovery {
+        let _keeper_is_gone = recovery.link.end();
+    }
+}

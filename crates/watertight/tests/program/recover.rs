@@ -1,0 +1,388 @@
+//! `recover=on`: the server is killed, and the mount goes on.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, RenameFlags, XattrFlags};
+use rustix::mount::UnmountFlags;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::rig::{Daemon, LONG, Rig, eventually, skipped};
+use crate::upgrade::load::Load;
+
+/// How often servers are killed under load, unless `WATERTIGHT_KILLS` says otherwise.
+const KILLS: u64 = 20;
+
+/// A mount that is kept, and taken away with the test.
+struct Kept {
+    rig: Rig,
+    keeper: Daemon,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("{}", self.keeper.stderr());
+            let _gone = rustix::mount::unmount(&self.rig.mnt, UnmountFlags::DETACH | UnmountFlags::FORCE);
+        }
+    }
+}
+
+/// Whether the kernel sends requests again.
+fn can_resend() -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-', '+']).map_while(|part| part.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version < (6, 9) {
+        skipped("the kernel does not send requests again (Linux 6.9)");
+    }
+    version >= (6, 9)
+}
+
+impl Kept {
+    fn mount(options: &str) -> Option<Self> {
+        if !can_resend() {
+            return None;
+        }
+        let mut rig = Rig::mounting()?;
+        let keeper = rig.mount(&format!("recover=on{options}"));
+        Some(Self { rig, keeper })
+    }
+
+    fn recovery(&self) -> (String, u64) {
+        let recovery = self.rig.volume()["recovery"].clone();
+        (recovery["state"].as_str().unwrap().to_owned(), recovery["deaths"].as_u64().unwrap())
+    }
+
+    fn server(&self) -> Pid {
+        let pid = self.rig.volume()["pid"].as_u64().unwrap();
+        Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
+    }
+
+    fn kill(&self, signal: Signal) {
+        kill_process(self.server(), signal).unwrap();
+    }
+
+    /// Kills it, and waits for the next one.
+    fn kill_and_wait(&self, signal: Signal) {
+        let before = self.recovery().1;
+        self.kill(signal);
+        eventually("another one serves", || self.recovery().1 == before + 1);
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.rig.mnt.join(name)
+    }
+
+    fn unmount(&self) {
+        self.rig.verb("umount", &[]).ok();
+        assert_eq!(self.keeper.end(), Some(0), "{}", self.keeper.stderr());
+        self.rig.is_quiet();
+    }
+}
+
+fn kills() -> u64 {
+    std::env::var("WATERTIGHT_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(KILLS)
+}
+
+#[test]
+fn programs_notice_a_pause_when_the_server_is_killed() {
+    let Some(it) = Kept::mount("") else { return };
+    let load = Load::start(&it.rig.mnt);
+    let mut pauses = Vec::new();
+    for n in 1..=kills() {
+        load.step();
+        // Anywhere in what the programs do.
+        thread::sleep(Duration::from_micros(n * 7919 % 10_000));
+        it.kill(Signal::KILL);
+        let begun = Instant::now();
+        fs::metadata(it.at(&format!("unknown{n}"))).unwrap_err();
+        pauses.push(begun.elapsed());
+        load.check();
+        assert_eq!(it.recovery(), ("on".to_owned(), n), "{}", it.keeper.stderr());
+    }
+    pauses.sort_unstable();
+    let at = |part: usize| pauses[(pauses.len() - 1) * part / 100];
+    println!("{} kills under load: p50 {:?}, p99 {:?}, max {:?}", kills(), at(50), at(99), at(100));
+    load.finish();
+    it.unmount();
+    load.is_in(&it.rig.store);
+}
+
+/// Makes every kind of change that a second execution would answer otherwise, until the end.
+fn change_names(dir: &Path, is_over: &AtomicBool, rounds: &AtomicU64) {
+    fs::create_dir(dir).unwrap();
+    let at = |name: &str| dir.join(name);
+    let mut round = 0;
+    while !is_over.load(Ordering::SeqCst) {
+        fs::create_dir(at("dir")).unwrap();
+        let mut file = OpenOptions::new().write(true).create_new(true).open(at("dir/file")).unwrap();
+        file.write_all(b"file").unwrap();
+        drop(file);
+        symlink("target", at("link")).unwrap();
+        fs::hard_link(at("dir/file"), at("hard")).unwrap();
+        rustix::fs::setxattr(at("hard"), "user.one", b"1", XattrFlags::CREATE).unwrap();
+        rustix::fs::removexattr(at("hard"), "user.one").unwrap();
+        fs::rename(at("hard"), at("moved")).unwrap();
+        rustix::fs::renameat_with(CWD, at("moved"), CWD, at("link"), RenameFlags::EXCHANGE).unwrap();
+        assert_eq!(fs::read_link(at("moved")).unwrap(), Path::new("target"), "exchanged once");
+        assert_eq!(fs::metadata(at("link")).unwrap().nlink(), 2);
+        let mut log = OpenOptions::new().append(true).create(true).open(at("log")).unwrap();
+        log.write_all(&[b'.'; 3]).unwrap();
+        fs::remove_file(at("moved")).unwrap();
+        fs::remove_file(at("link")).unwrap();
+        fs::remove_file(at("dir/file")).unwrap();
+        fs::remove_dir(at("dir")).unwrap();
+        round += 1;
+        rounds.store(round, Ordering::SeqCst);
+    }
+}
+
+/// Ends the programs, also where the test has failed.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn each_change_is_made_once() {
+    let Some(it) = Kept::mount("") else { return };
+    let is_over = AtomicBool::new(false);
+    let rounds: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
+    thread::scope(|scope| {
+        let workers: Vec<_> = rounds
+            .iter()
+            .enumerate()
+            .map(|(n, rounds)| {
+                let (dir, is_over) = (it.at(&n.to_string()), &is_over);
+                scope.spawn(move || change_names(&dir, is_over, rounds))
+            })
+            .collect();
+        let _ends = Ends(&is_over);
+        for n in 1..=3 * kills() {
+            let before: Vec<u64> = rounds.iter().map(|rounds| rounds.load(Ordering::SeqCst)).collect();
+            it.kill_and_wait(Signal::KILL);
+            assert_eq!(it.recovery().1, n);
+            eventually("each goes on", || {
+                assert!(workers.iter().all(|worker| !worker.is_finished()), "a program has failed");
+                rounds.iter().zip(&before).all(|(now, before)| now.load(Ordering::SeqCst) > *before)
+            });
+        }
+    });
+    it.unmount();
+    for (n, rounds) in rounds.iter().enumerate() {
+        let log = it.rig.stored(&format!("{n}/log")).unwrap();
+        assert_eq!(log.len() as u64, 3 * rounds.load(Ordering::SeqCst), "each write once");
+        let left = fs::read_dir(it.rig.store.join(n.to_string())).unwrap().count();
+        assert_eq!(left, 1, "only the log");
+    }
+}
+
+/// What was accepted is there, synced or not, and what was open goes on.
+#[test]
+fn no_accepted_byte_is_lost_and_no_file_is_closed() {
+    for mode in ["write-through", "kernel-writeback"] {
+        let Some(it) = Kept::mount(&format!(",mode={mode},dirty_after=1h")) else { return };
+        let options = || {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true);
+            options
+        };
+        let file = options().open(it.at("file")).unwrap();
+        let data: Vec<u8> = (0..3_000_000_u32).map(|n| n.to_le_bytes()[1]).collect();
+        file.write_all_at(&data, 5).unwrap();
+        let gone = options().open(it.at("gone")).unwrap();
+        gone.write_all_at(b"gone", 0).unwrap();
+        fs::remove_file(it.at("gone")).unwrap();
+        let replaced = options().open(it.at("replaced")).unwrap();
+        replaced.write_all_at(b"replaced", 0).unwrap();
+        fs::write(it.at("new"), "new").unwrap();
+        fs::rename(it.at("new"), it.at("replaced")).unwrap();
+        for _ in 0..2 {
+            it.kill_and_wait(Signal::KILL);
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+            let mut read = vec![0; data.len()];
+            file.read_exact_at(&mut read, 5).unwrap();
+            assert!(read == data, "{mode}: the data is another");
+            file.sync_all().unwrap();
+            for (file, text) in [(&gone, &b"gone"[..]), (&replaced, b"replaced")] {
+                let mut read = vec![0; text.len()];
+                file.read_exact_at(&mut read, 0).unwrap();
+                assert_eq!(read, text);
+                file.write_all_at(text, 0).unwrap();
+                file.sync_data().unwrap();
+            }
+            assert_eq!(fs::read(it.at("replaced")).unwrap(), b"new");
+        }
+        drop((file, gone, replaced));
+        it.unmount();
+        assert_eq!(&it.rig.stored("file").unwrap()[5..], data);
+    }
+}
+
+#[test]
+fn an_unmount_waits_for_the_next_server() {
+    let Some(it) = Kept::mount(",dirty_after=1h") else { return };
+    if it.rig.volume()["mount_type"] != "fuseblk" {
+        return skipped("umount2(2) does not wait here");
+    }
+    fs::write(it.at("file"), "file").unwrap();
+    let server = it.server();
+    it.keeper.stop();
+    kill_process(server, Signal::KILL).unwrap();
+    let mnt = it.rig.mnt.clone();
+    let unmounting = thread::spawn(move || rustix::mount::unmount(&mnt, UnmountFlags::empty()));
+    thread::sleep(Duration::from_millis(300));
+    assert!(!unmounting.is_finished(), "no server has answered");
+    it.keeper.signal(Signal::CONT);
+    unmounting.join().unwrap().unwrap();
+    assert_eq!(it.rig.stored("file").unwrap(), b"file", "umount2 has returned");
+    assert_eq!(it.keeper.end(), Some(0), "{}", it.keeper.stderr());
+    it.rig.is_quiet();
+}
+
+#[test]
+fn verbs_wait_for_the_next_server_and_force_does_not() {
+    let Some(it) = Kept::mount("") else { return };
+    it.rig.run(&["limit", "/a", it.rig.mnt.to_str().unwrap(), "riops=7"]).ok();
+    for verb in ["sync", "status"] {
+        it.keeper.stop();
+        it.kill(Signal::KILL);
+        thread::scope(|scope| {
+            let asking = scope.spawn(|| it.rig.verb(verb, &[]));
+            thread::sleep(Duration::from_millis(200));
+            it.keeper.signal(Signal::CONT);
+            asking.join().unwrap().ok();
+        });
+    }
+    assert_eq!(it.recovery(), ("on".to_owned(), 2));
+    let limits = it.rig.run(&["limit", "--show", it.rig.mnt.to_str().unwrap()]).ok().stdout;
+    assert!(limits.contains("riops=7"), "{limits}");
+    it.rig.verb("umount", &["--force"]);
+    assert!(!it.rig.is_mounted());
+    it.keeper.end();
+}
+
+/// One that kills its server is not done again for ever.
+#[test]
+fn a_request_that_servers_die_of_is_answered_eio() {
+    let Some(cgroup) = testing::cgroup::Cgroup::make() else { return };
+    let Some(it) = Kept::mount("") else { return };
+    let path = cgroup.path().display().to_string();
+    it.rig.run(&["limit", &path, it.rig.mnt.to_str().unwrap(), "wbps=4K"]).ok();
+    let of = format!("of={}", it.at("slow").display());
+    // It stays in the server's hands: the limit lets it go on after minutes.
+    let mut command = cgroup.command("dd");
+    command.args(["if=/dev/zero", &of, "bs=1M", "count=1"]).stderr(std::process::Stdio::piped());
+    let dd = command.spawn().unwrap();
+    eventually("the request is under way", || {
+        it.rig.volume()["requests"]["by_kind"]["write"].as_u64().is_some_and(|n| n > 0)
+    });
+    it.kill_and_wait(Signal::KILL);
+    for _ in 0..3 {
+        eventually("it is sent again", || {
+            it.rig.volume()["requests"]["by_kind"]["write"].as_u64().is_some_and(|n| n > 0)
+        });
+        it.kill_and_wait(Signal::ABORT);
+    }
+    let out = dd.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(said.contains("Input/output error"), "{said}");
+    it.keeper.says("it is answered EIO");
+    fs::write(it.at("other"), "other").unwrap();
+    it.unmount();
+}
+
+#[test]
+fn without_its_keeper_the_mount_goes_on_and_says_so() {
+    let Some(it) = Kept::mount("") else { return };
+    let server = it.server();
+    fs::write(it.at("file"), "file").unwrap();
+    it.keeper.kill();
+    eventually("it says so", || it.recovery().0 == "no-keeper");
+    assert_eq!(it.server(), server);
+    fs::write(it.at("file"), "again").unwrap();
+    kill_process(server, Signal::KILL).unwrap();
+    eventually("the mount is dead", || fs::metadata(it.at("file")).is_err());
+    it.rig.verb("umount", &[]);
+    assert!(!it.rig.is_mounted());
+    assert_eq!(it.rig.stored("file").unwrap(), b"again");
+}
+
+#[test]
+fn a_mount_in_the_background_is_kept_with_its_log() {
+    if !can_resend() {
+        return;
+    }
+    let Some(rig) = Rig::mounting() else { return };
+    let log = rig.root.join("log");
+    let (source, mnt) = (rig.store.to_str().unwrap(), rig.mnt.to_str().unwrap());
+    rig.run(&["mount", "-d", "--log-file", log.to_str().unwrap(), "-o", "recover=on", source, mnt]).ok();
+    let pid = |rig: &Rig| i32::try_from(rig.volume()["pid"].as_u64().unwrap()).unwrap();
+    let server = pid(&rig);
+    let status = fs::read_to_string(format!("/proc/{server}/status")).unwrap();
+    let keeper: i32 = status.lines().find_map(|line| line.strip_prefix("PPid:\t")).unwrap().parse().unwrap();
+    let used = fs::read_to_string(format!("/proc/{keeper}/status")).unwrap();
+    println!("keeper: {:?}", used.lines().filter(|line| line.starts_with("Rss")).collect::<Vec<_>>());
+    kill_process(Pid::from_raw(server).unwrap(), Signal::KILL).unwrap();
+    eventually("another one serves", || pid(&rig) != server);
+    eventually("the log says so", || {
+        fs::read_to_string(&log).is_ok_and(|log| log.contains("has taken over from one that died"))
+    });
+    // A signal to the keeper is one to the server.
+    kill_process(Pid::from_raw(keeper).unwrap(), Signal::TERM).unwrap();
+    eventually("it is unmounted", || !rig.is_mounted());
+    eventually("the keeper has ended", || !Path::new(&format!("/proc/{keeper}")).exists());
+    rig.is_quiet();
+}
+
+#[test]
+fn what_cannot_be_recovered_yet_is_refused_in_words() {
+    if !can_resend() {
+        return;
+    }
+    let Some(rig) = Rig::mounting() else { return };
+    let mnt = rig.mnt.to_str().unwrap();
+    rig.run(&["mount", "-o", "recover=on", "mem:", mnt])
+        .ends(2, "only volumes in directories can be recovered yet");
+    let source = rig.store.to_str().unwrap();
+    rig.run(&["mount", "-o", "recover=on,uring=on", source, mnt]).ends(2, "leave uring=on out");
+    rig.run(&["mount", "-o", "recover=maybe", source, mnt]).ends(2, "recover");
+    let Some(it) = Kept::mount("") else { return };
+    let (inside, other) = (it.at("inside"), it.rig.root.join("other"));
+    fs::create_dir(&inside).unwrap();
+    fs::create_dir(&other).unwrap();
+    it.rig.run(&["attach", other.to_str().unwrap(), inside.to_str().unwrap()]).ends(1, "recover=on");
+    it.rig.verb("clone", &[other.to_str().unwrap()]).ends(1, "recover=on");
+    it.rig.verb("upgrade", &[]).ends(1, "recover=on");
+    it.unmount();
+}
+
+/// What is open and looked up is given back as if nothing had been.
+#[test]
+fn nothing_is_left_behind() {
+    let Some(it) = Kept::mount("") else { return };
+    let figure = |name: &str| it.rig.volume()[name].as_u64().unwrap();
+    for n in 0..100 {
+        fs::write(it.at(&n.to_string()), "x").unwrap();
+    }
+    let open: Vec<File> = (0..100).map(|n| File::open(it.at(&n.to_string())).unwrap()).collect();
+    for _ in 0..3 {
+        it.kill_and_wait(Signal::KILL);
+    }
+    assert!(figure("open_files") >= 100 && figure("nodes") >= 100);
+    drop(open);
+    (0..100).for_each(|n| fs::remove_file(it.at(&n.to_string())).unwrap());
+    eventually("all is given back", || figure("open_files") == 0 && figure("nodes") <= 2);
+    let begun = Instant::now();
+    it.unmount();
+    assert!(begun.elapsed() < LONG);
+}
