@@ -10,7 +10,8 @@
 use std::fmt;
 use std::ptr::NonNull;
 
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::protocol::abi::{InHeader, WriteIn};
 use crate::protocol::init::MAX_WRITE;
@@ -42,6 +43,30 @@ impl Buffer {
             )
         }?;
         NonNull::new(start.cast()).map(Self).ok_or(rustix::io::Errno::NOMEM)
+    }
+
+    /// Has all of its memory there, for as long as it lives.
+    ///
+    /// The kernel fails a request with EIO if it cannot put it where the server reads to. That is so
+    /// when a page has to be made there, or copied after a fork, for a process that is being killed; into
+    /// pages that are there it puts the request, which then waits for the next server.
+    pub(crate) fn pin(&mut self) -> rustix::io::Result<()> {
+        let memory = self.0.as_ptr().cast();
+        // Huge pages are put together by copying: the small ones are not there meanwhile.
+        for advice in [Advice::LinuxDontFork, Advice::LinuxNoHugepage] {
+            // SAFETY: this is the whole mapping, and the advice changes no byte of it.
+            match unsafe { rustix::mm::madvise(memory, LEN, advice) } {
+                // A kernel without huge pages.
+                Ok(()) | Err(Errno::INVAL) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        // SAFETY: as above.
+        unsafe { rustix::mm::madvise(memory, LEN, Advice::LinuxPopulateWrite) }?;
+        // SAFETY: as above. Refused to a process that may lock no memory: pages that are not used for
+        // long may go to the host's swap then.
+        let _may_be_swapped = unsafe { rustix::mm::mlock(memory, LEN) };
+        Ok(())
     }
 
     fn all(&self) -> &[u8] {
@@ -129,6 +154,19 @@ mod tests {
         assert!(buffer.space().len() >= crate::protocol::abi::MIN_READ_BUFFER);
         assert_eq!(buffer.space().len(), MAX_WRITE as usize + size_of::<InHeader>() + size_of::<WriteIn>());
         assert_eq!(buffer.message(81)[80], 7);
+    }
+
+    #[test]
+    fn a_pinned_buffer_has_all_its_pages() {
+        let mut buffer = Buffer::new().unwrap();
+        buffer.pin().unwrap();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        // Its advice makes it a mapping of its own.
+        let at = format!("{:x}-", buffer.0.as_ptr() as usize);
+        let mut of_it = maps.lines().skip_while(|line| !line.starts_with(&at));
+        let rss = of_it.find_map(|line| line.strip_prefix("Rss:")).unwrap();
+        let kib: usize = rss.split_whitespace().next().unwrap().parse().unwrap();
+        assert_eq!(kib << 10, LEN);
     }
 
     #[test]

@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use recovery::{Journal, RequestRecord, Slot};
 use rustix::io::Errno;
+use sync::mutant::is_on;
 use volume::Cancel;
 
 use crate::admission::queue::QueuedRequest;
@@ -83,14 +84,26 @@ impl RequestHandler {
 
     /// Notes a message that was just read.
     pub(crate) fn note(&mut self, message: &[u8]) {
-        self.before = self.shared.resent.note(self.noted, message);
+        if !is_on("recovery-noted-after-its-answer") {
+            self.before = self.shared.resent.note(self.noted, message);
+        }
     }
 
     /// Serves the message of `len` bytes in the buffer. `in_place`: the buffer goes back to the
     /// kernel with the answer, which must not be given while the handler still uses it.
     pub(crate) fn serve(&mut self, buffer: &mut Buffer, len: usize, in_place: bool) {
+        if is_on("recovery-ended-before-its-answer") {
+            self.end_note();
+        }
         self.serve_one(buffer, len, in_place, false);
+        if is_on("recovery-noted-after-its-answer") {
+            self.shared.resent.note(self.noted, buffer.message(len));
+        }
         self.before = None;
+        self.end_note();
+    }
+
+    fn end_note(&self) {
         if let (Some(journal), Some(slot)) = (self.shared.resent.journal(), self.noted) {
             journal.end(slot);
         }

@@ -23,6 +23,7 @@ use recovery::journal::RESENT;
 use recovery::{Journal, Recovery, RequestRecord, Slot};
 use rustix::io::Errno;
 use sync::atomic::{AtomicBool, Ordering};
+use sync::mutant::is_on;
 use sync::{Mutex, MutexGuard};
 use zerocopy::FromBytes as _;
 
@@ -60,8 +61,11 @@ impl Resent {
         device.notify(NotifyCode::Resend, [&[], &[]])
     }
 
-    /// To be held while a request is read and [noted](Self::note).
-    pub(crate) fn reading(&self) -> Option<MutexGuard<'_, ()>> {
+    /// To be held while a request is read from `device` and [noted](Self::note).
+    pub(crate) fn reading(&self, device: &Dev) -> Option<MutexGuard<'_, ()>> {
+        if is_on("recovery-resend-twice") {
+            let _asked = self.ask(device);
+        }
         // ORDERING: Acquire, pairs with the Release in `note`.
         self.are_coming.load(Ordering::Acquire).then(|| self.reading.lock())
     }

@@ -35,7 +35,7 @@ pub const HELD: RawFd = 906;
 pub const HELD_MAX: usize = 4096;
 
 /// The argument that says to a program that it is kept: `first`, or how many servers died before,
-/// by which signal the last one, and which objects are held, as `NODE:NUMBER`.
+/// whether the last one crashed or was killed, and which objects are held, as `NODE:NUMBER`.
 pub const ARGUMENT: &str = "--kept=";
 
 /// A server that has lived so long has not died at once.
@@ -50,12 +50,49 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// The server that runs now, to be signalled.
 #[derive(Debug, Clone, Default)]
-pub struct Server(Arc<Mutex<Option<OwnedFd>>>);
+pub struct Server(Arc<Mutex<Signalled>>);
+
+#[derive(Debug, Default)]
+struct Signalled {
+    process: Option<OwnedFd>,
+    /// It may be one that has not yet said what it does with a signal.
+    is_starting: bool,
+    /// The last one that was passed on, or is to be.
+    last: Option<Signal>,
+}
 
 impl Server {
-    /// Passes a signal on.
+    /// Passes a signal on: to the server that runs, and to each that follows it once that serves. What
+    /// the signal asks for is not done before the mount has ended.
     pub fn signal(&self, signal: Signal) {
-        if let Some(process) = &*self.0.lock() {
+        let mut server = self.0.lock();
+        server.last = Some(signal);
+        if !server.is_starting {
+            server.pass_on();
+        }
+    }
+
+    fn begin(&self, process: Option<OwnedFd>, is_starting: bool) {
+        let mut server = self.0.lock();
+        (server.process, server.is_starting) = (process, is_starting);
+    }
+
+    fn serves(&self) {
+        let mut server = self.0.lock();
+        if std::mem::take(&mut server.is_starting) {
+            server.pass_on();
+        }
+    }
+
+    fn end(&self) {
+        let mut server = self.0.lock();
+        (server.process, server.is_starting) = (None, true);
+    }
+}
+
+impl Signalled {
+    fn pass_on(&self) {
+        if let (Some(process), Some(signal)) = (&self.process, self.last) {
             // Failure: it has just died.
             let _sent = pidfd_send_signal(process, signal);
         }
@@ -90,6 +127,8 @@ pub struct Keeper {
     state: Vec<Arc<OwnedFd>>,
     held: BTreeMap<u64, Arc<OwnedFd>>,
     is_ending: bool,
+    /// The server that runs now does, and one has.
+    serves: bool,
     has_served: bool,
 }
 
@@ -98,35 +137,44 @@ impl Keeper {
     #[must_use]
     pub fn new(program: OwnedFd, arguments: Vec<OsString>, server: Server) -> Self {
         let (state, held) = Default::default();
-        Self { program, arguments, server, state, held, is_ending: false, has_served: false }
+        Self { program, arguments, server, state, held, is_ending: false, serves: false, has_served: false }
     }
 
-    /// Keeps a server until it ends.
+    /// Keeps a server until it ends. A mount that was never served ends with its first server.
     ///
     /// # Errors
     /// When none can be started.
     pub fn run(mut self, events: &mut impl Events) -> io::Result<Ended> {
-        let (mut deaths, mut at_once, mut unserved, mut signal) = (0_u32, 0, 0, 0);
+        let (mut deaths, mut at_once, mut unserved, mut crash) = (0_u32, 0, 0, false);
         loop {
-            let (mut child, link) = self.start(deaths, signal)?;
+            let out_of_memory = sys::out_of_memory_kills();
+            let (mut child, link) = self.start(deaths, crash)?;
             let begun = Instant::now();
-            self.has_served = false;
+            self.serves = false;
             self.listen(&link, events)?;
             let status = child.wait()?;
-            *self.server.0.lock() = None;
+            self.server.end();
             // A panic of its first thread has the kernel's end of the connection closed as well.
             let died = status
                 .signal()
                 .or_else(|| (status.code() == Some(PANICKED)).then_some(Signal::ABORT.as_raw()));
-            let Some(by) = died.filter(|_| !self.is_ending && !self.state.is_empty()) else {
+            let Some(by) = died.filter(|_| !self.is_ending && self.has_served) else {
                 return Ok(Ended::Server(status));
             };
-            (deaths, signal) = (deaths + 1, by);
-            // Whoever kills servers may do so as often as they like, once they serve.
-            let is_killed = self.has_served && by == Signal::KILL.as_raw();
-            at_once = if is_killed || begun.elapsed() >= LONG { 1 } else { at_once + 1 };
-            unserved = if self.has_served { 0 } else { unserved + 1 };
-            let how = format!("the server was ended by signal {by}");
+            deaths += 1;
+            let is_killed = by == Signal::KILL.as_raw();
+            let has_no_memory = is_killed && sys::out_of_memory_kills() > out_of_memory;
+            crash = !is_killed || has_no_memory;
+            // Other processes may kill servers as often as they like, once they serve.
+            let is_blameless = !crash && self.serves;
+            at_once = if is_blameless || begun.elapsed() >= LONG { 1 } else { at_once + 1 };
+            unserved = if self.serves { 0 } else { unserved + 1 };
+            let how = match has_no_memory {
+                true => {
+                    "the kernel has killed the server, or a process beside it, for want of memory".to_owned()
+                }
+                false => format!("the server was ended by signal {by}"),
+            };
             if unserved >= STARTS_MAX || at_once >= DEATHS_MAX {
                 return Ok(Ended::GivenUp(format!(
                     "{how}; {at_once} have ended so, one soon after the other: no other is started"
@@ -137,14 +185,14 @@ impl Keeper {
         }
     }
 
-    fn start(&self, deaths: u32, signal: i32) -> io::Result<(Child, OwnedFd)> {
+    fn start(&self, deaths: u32, crash: bool) -> io::Result<(Child, OwnedFd)> {
         let (keeper, server) = link::pair()?;
         let mut argument = OsString::from(ARGUMENT);
         let mut passed = vec![(Arc::new(server), LINK)];
         if deaths == 0 {
             argument.push("first");
         } else {
-            argument.push(format!("{deaths},{signal}"));
+            argument.push(format!("{deaths},{}", if crash { "crashed" } else { "killed" }));
             passed.extend(self.state.iter().map(Arc::clone).zip(NUMBERS));
             for ((node, object), number) in self.held.iter().zip(HELD..) {
                 argument.push(format!(",{node}:{number}"));
@@ -161,26 +209,28 @@ impl Keeper {
         let child = command.spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let process = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose()?;
-        *self.server.0.lock() = process;
+        self.server.begin(process, deaths > 0);
         Ok((child, keeper))
     }
 
     /// Reads what a server says, until its end.
     fn listen(&mut self, link: &OwnedFd, events: &mut impl Events) -> io::Result<()> {
-        let mut is_first = self.state.is_empty();
         while let Some(message) = link::receive(link)? {
             match message {
                 Message::State(state) if state.len() == NUMBERS.len() => {
                     self.state = state.into_iter().map(Arc::new).collect();
                 }
                 Message::State(_) => {}
-                Message::Ready(output) => {
-                    self.has_served = true;
-                    if std::mem::take(&mut is_first) {
+                Message::Ready(output) if !self.state.is_empty() => {
+                    self.serves = true;
+                    self.server.serves();
+                    if !std::mem::replace(&mut self.has_served, true) {
                         events.ready(output);
                     }
                 }
+                Message::Ready(_) => {}
                 Message::Notify(text) => events.notify(&text),
+                // The server counts them.
                 Message::Hold(node, object) => {
                     if self.held.len() < HELD_MAX {
                         self.held.insert(node, Arc::new(object));

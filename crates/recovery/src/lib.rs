@@ -7,7 +7,7 @@
 //!   │
 //! journal   what the kernel knows of the server: nodes, openings, requests in hand
 //!   │
-//! memory    a memory file that both hold
+//! memory    where it is: a memory file that both hold
 //! ```
 //!
 //! Read [`journal`] first: each of its records becomes valid, or ends, by one store, so that it is
@@ -18,11 +18,13 @@
 pub mod journal;
 pub mod keeper;
 pub mod link;
+pub mod memory;
 #[allow(unsafe_code, reason = "a shared mapping, and what a child does before it executes its program")]
 mod sys;
 
 pub use journal::{Journal, NodeKey, NodeRecord, OpenKind, OpenRecord, Phase, RequestRecord, Slot};
 pub use link::Link;
+pub use memory::Memory;
 
 /// What a server needs so that another one can follow it.
 #[derive(Debug)]
@@ -31,6 +33,8 @@ pub struct Recovery {
     pub journal: Journal,
     /// The way to the keeper.
     pub link: Link,
+    /// The nodes whose data the keeper held when this server began.
+    pub held: Vec<u64>,
 }
 
 impl Recovery {

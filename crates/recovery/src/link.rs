@@ -13,6 +13,9 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
+use sync::atomic::{AtomicUsize, Ordering};
+
+use crate::keeper::HELD_MAX;
 
 /// Bytes of a message at most.
 const BYTES_MAX: usize = 4096;
@@ -39,7 +42,11 @@ pub enum Message {
 
 /// A server's end.
 #[derive(Debug)]
-pub struct Link(OwnedFd);
+pub struct Link {
+    fd: OwnedFd,
+    /// Objects that the keeper holds.
+    held: AtomicUsize,
+}
 
 /// A pair: the keeper's end, and the server's.
 ///
@@ -50,16 +57,16 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 impl Link {
-    /// This end.
+    /// This end, of a keeper that holds so many objects.
     #[must_use]
-    pub fn new(fd: OwnedFd) -> Self {
-        Self(fd)
+    pub fn new(fd: OwnedFd, held: usize) -> Self {
+        Self { fd, held: AtomicUsize::new(held) }
     }
 
     /// Whether the keeper is there.
     #[must_use]
     pub fn is_kept(&self) -> bool {
-        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         let polled = poll(&mut fds, Some(&Timespec::default()));
         polled.is_ok() && !fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
@@ -91,8 +98,13 @@ impl Link {
     /// Sends [`Message::Hold`].
     ///
     /// # Errors
-    /// When the keeper is gone.
+    /// When the keeper is gone; [`io::ErrorKind::QuotaExceeded`] when it holds as much as it does.
     pub fn hold(&self, node: u64, object: BorrowedFd<'_>) -> io::Result<()> {
+        // ORDERING: Relaxed here and below, a number only.
+        if self.held.fetch_add(1, Ordering::Relaxed) >= HELD_MAX {
+            self.held.fetch_sub(1, Ordering::Relaxed);
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
         self.send(&[&b"H"[..], &node.to_le_bytes()].concat(), &[object])
     }
 
@@ -101,6 +113,8 @@ impl Link {
     /// # Errors
     /// When the keeper is gone.
     pub fn drop_held(&self, node: u64) -> io::Result<()> {
+        // ORDERING: Relaxed, see `hold`.
+        self.held.fetch_sub(1, Ordering::Relaxed);
         self.send(&[&b"D"[..], &node.to_le_bytes()].concat(), &[])
     }
 
@@ -122,7 +136,7 @@ impl Link {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         rustix::io::retry_on_intr(|| {
-            sendmsg(&self.0, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)
+            sendmsg(&self.fd, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)
         })?;
         Ok(())
     }
@@ -132,7 +146,7 @@ impl Link {
 ///
 /// # Errors
 /// The kernel's.
-pub(crate) fn receive(keeper: &OwnedFd) -> io::Result<Option<Message>> {
+pub fn receive(keeper: &OwnedFd) -> io::Result<Option<Message>> {
     loop {
         let mut bytes = [0; BYTES_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];

@@ -6,9 +6,9 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use sync::atomic::AtomicU64;
 
 /// A memory file, mapped: words that another process may have mapped as well.
 #[derive(Debug)]
@@ -49,6 +49,14 @@ impl Drop for Words {
         // SAFETY: this object's own mapping, to which no reference is left. Failure: it stays.
         let _unmapped = unsafe { munmap(self.at.as_ptr().cast(), self.count * size_of::<AtomicU64>()) };
     }
+}
+
+/// How many processes of this host the kernel has killed for want of memory, in a cgroup or in all; 0
+/// where it does not say.
+pub(crate) fn out_of_memory_kills() -> u64 {
+    let figures = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    let kills = figures.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    kills.and_then(|kills| kills.trim().parse().ok()).unwrap_or(0)
 }
 
 /// Takes a descriptor that was open when the program began.

@@ -197,7 +197,7 @@ impl<A: Around> Store for AroundStore<A> {
     fn lock(&self) -> Option<Arc<OwnedFd>> {
         self.inner.lock()
     }
-    fn key(&self, id: ObjectId) -> Option<NodeKey> {
+    fn key(&self, id: ObjectId) -> Result<NodeKey> {
         self.inner.key(id)
     }
     fn take_over_dir(&self, id: ObjectId, fd: OwnedFd) -> Result<Arc<dyn Dir>> {

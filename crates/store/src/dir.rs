@@ -528,7 +528,7 @@ impl Store for DirStore {
         self.inner.lock.lock().as_ref().map(|lock| lock.descriptor())
     }
 
-    fn key(&self, id: ObjectId) -> Option<NodeKey> {
+    fn key(&self, id: ObjectId) -> Result<NodeKey> {
         self.inner.key(id)
     }
 

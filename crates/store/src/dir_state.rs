@@ -58,7 +58,7 @@ impl DirState {
     /// Adds an object that a server had in use which has died. `held`: the descriptor of its opening,
     /// where it has no name any more, and whether that reads and writes.
     pub fn add(&mut self, id: ObjectId, key: &NodeKey, held: Option<(RawFd, bool, bool)>) {
-        let Some(kind) = FileType::of_number(key.kind) else { return };
+        let Some(kind) = FileType::of_number(key.kind) else { return self.add_gone(id) };
         let path = match held {
             Some((fd, ..)) => PathState::Fd(fd),
             None => PathState::Handle(key.handle.0, key.handle.1.clone()),

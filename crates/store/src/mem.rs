@@ -28,6 +28,8 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use recovery::NodeKey;
+
 use crate::{
     Access, Attr, Created, Creator, Dir, Entry, Error, ErrorKind, File, FileType, Name, NewNode, ObjectId,
     RenameFlags, Result, SetAttr, SetXattr, StatFs, Store,
@@ -93,6 +95,12 @@ impl Store for MemStore {
 
     fn generation(&self, id: ObjectId) -> u32 {
         self.tree.generation(id)
+    }
+
+    /// For tests, in which it outlives its volume.
+    fn key(&self, id: ObjectId) -> Result<NodeKey> {
+        let kind = self.tree.get(id, "key")?.attr().kind.number();
+        Ok(NodeKey { ino: id.0, kind, generation: None, handle: (0, Vec::new()) })
     }
 
     fn forget(&self, id: ObjectId, n: u64) {

@@ -229,10 +229,14 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         None
     }
 
-    /// How the host finds an object again when this process has died; `None` where it does not.
-    fn key(&self, id: ObjectId) -> Option<NodeKey> {
+    /// How the host finds an object again when this process has died.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Stale`] for an object that is gone; [`ErrorKind::Unsupported`] where the host finds
+    /// none, which is the default.
+    fn key(&self, id: ObjectId) -> Result<NodeKey> {
         let _ = id;
-        None
+        Err(Error::new(ErrorKind::Unsupported, "key"))
     }
 
     /// An open directory that the program before this one has handed over.

@@ -55,6 +55,13 @@ pub fn maybe() -> bool {
     shuttle::rand::thread_rng().gen_bool(0.5)
 }
 
+/// A number below `bound`, another one in each schedule.
+#[must_use]
+pub fn number(bound: usize) -> usize {
+    use shuttle::rand::Rng as _;
+    shuttle::rand::thread_rng().gen_range(0..bound)
+}
+
 fn run(scheduler: impl Scheduler + 'static, test: impl Fn() + Send + Sync + 'static) {
     let mut config = Config::new();
     config.stack_size = STACK_SIZE;

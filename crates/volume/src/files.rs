@@ -83,9 +83,16 @@ impl Volume {
             return Err(store::Error::new(ErrorKind::ReadOnly, "open").into());
         }
         // Counted before the store is asked, so that no thread closes the data in between.
-        inode.state().opens += 1;
+        let lost_name = {
+            let mut state = inode.state();
+            state.opens += 1;
+            state.lost_name
+        };
         let opening = Opening { volume: self, inode: Some(inode) };
         opening.inode().file(if writes { Access::ReadWrite } else { Access::Read })?;
+        if lost_name {
+            self.keep_data(opening.inode());
+        }
         if flags.contains(OpenFlags::TRUNCATE) {
             let set = SetAttr { size: Some(0), ..SetAttr::default() };
             self.set_attr(ctx, id, &set, flags.contains(OpenFlags::KILL_PRIV))?;

@@ -13,8 +13,8 @@
 //! | `file` | its own lock, a leaf |
 //! | `held` | written under `state`, read by the budget without |
 //!
-//! Lock order: `privileges`, then `io` (two inodes: the lower id first), then `state`, then `file`.
-//! The store is called under `privileges` and `io` at most, so that a store that hangs on one file
+//! Lock order: `privileges`, then `io` (two inodes: the lower id first), then `state`, then `file`;
+//! `is_held`, then `file`. The store is called under `privileges`, `io` and `is_held` at most, so that a store that hangs on one file
 //! stops this file only.
 
 use std::fmt;
@@ -23,7 +23,7 @@ use std::sync::{Arc, OnceLock};
 
 use recovery::Slot;
 use store::{Access, Attr, ErrorKind, File, Timestamp};
-use sync::atomic::{AtomicBool, AtomicU64};
+use sync::atomic::AtomicU64;
 use sync::mutant::is_on;
 use sync::{Mutex, MutexGuard};
 use writeback::{ErrSeq, InodeWb, Permit};
@@ -50,8 +50,8 @@ pub(crate) struct Inode {
     file: Mutex<Option<OpenFile>>,
     /// Where the kernel's look-ups are noted, once that is done; set under `state`.
     pub(crate) noted: OnceLock<Slot>,
-    /// The keeper has its opening, since it lost its name.
-    pub(crate) is_held: AtomicBool,
+    /// The keeper has its opening, since it lost its name. Held while the keeper is given it.
+    pub(crate) is_held: Mutex<bool>,
 }
 
 pub(crate) struct OpenFile {
@@ -85,6 +85,8 @@ pub(crate) struct State {
     pub(crate) is_deferred: bool,
     /// Openings through which a user that is not root can have mapped the file to write.
     pub(crate) foreign_mappers: u64,
+    /// It lost a name, or was about to, and may have none: what opens it has the keeper hold it.
+    pub(crate) lost_name: bool,
     /// Set under `privileges` as well.
     pub(crate) known: Known,
     /// The store's ctime after our own write-back, and the earlier one that users still see.
@@ -139,7 +141,7 @@ impl Inode {
             state: Mutex::new(State::new(core.budget.nothing())),
             file: Mutex::new(None),
             noted: OnceLock::new(),
-            is_held: AtomicBool::new(false),
+            is_held: Mutex::new(false),
         }
     }
 
@@ -241,6 +243,7 @@ impl State {
             failing_path: None,
             is_deferred: false,
             foreign_mappers: 0,
+            lost_name: false,
             known: Known::default(),
             shown_ctime: None,
         }

@@ -11,9 +11,9 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 
 use recovery::{Journal, OpenKind, OpenRecord, Slot};
-use store::{Access, Name, Store};
+use store::{Access, ErrorKind, Name, Store};
 use sync::Mutex;
-use sync::atomic::Ordering;
+use sync::mutant::is_on;
 
 use crate::core::Core;
 use crate::handles::{DirHandle, FileHandle};
@@ -33,11 +33,20 @@ impl Core {
         if inode.id == NodeId::ROOT || inode.noted.get().is_some() {
             return;
         }
-        let key = self.store.key(inode.id);
+        let key = match self.store.key(inode.id) {
+            Ok(key) => Some(key),
+            // Another process has removed it from the store. Its number stays its own.
+            Err(error) if error.kind() == ErrorKind::Stale => None,
+            Err(error) => {
+                let volume = self.options.name.as_str();
+                tracing::error!(volume, node = inode.id.0, %error, "a node cannot be found again by another server");
+                return journal.turn_off();
+            }
+        };
         let state = inode.state();
         // Another thread may have found it as well, and noted it meanwhile.
         if inode.noted.get().is_none()
-            && let Some(slot) = journal.add_node(inode.id.0, state.lookups, key.as_ref())
+            && let Some(slot) = journal.add_node(inode.id.0, noted_lookups(&state), key.as_ref())
         {
             let _is_first = inode.noted.set(slot);
         }
@@ -56,6 +65,9 @@ impl Core {
 
     /// Notes an opening that is about to be handed out.
     pub(crate) fn note_open(&self, record: &OpenRecord) -> Option<Slot> {
+        if is_on("recovery-opening-not-noted") {
+            return None;
+        }
         self.journal()?.add_open(record)
     }
 
@@ -67,11 +79,16 @@ impl Core {
     }
 }
 
+/// The look-ups to note.
+fn noted_lookups(state: &State) -> u64 {
+    if is_on("recovery-lookups-off-by-one") { state.lookups.saturating_sub(1) } else { state.lookups }
+}
+
 impl Inode {
     /// Notes the look-ups that the kernel has; the caller has just changed them.
     pub(crate) fn note_lookups(&self, state: &State) {
         if let (Some(recovery), Some(slot)) = (&self.core.options.recovery, self.noted.get()) {
-            recovery.journal.set_lookups(*slot, state.lookups);
+            recovery.journal.set_lookups(*slot, noted_lookups(state));
         }
     }
 
@@ -81,8 +98,7 @@ impl Inode {
         if let Some(slot) = self.noted.get() {
             recovery.journal.remove_node(*slot);
         }
-        // ORDERING: Relaxed, set by a request for the node, whose look-ups were given back since.
-        if self.is_held.load(Ordering::Relaxed) {
+        if *self.is_held.lock() {
             let _keeper_is_gone = recovery.link.drop_held(self.id.0);
         }
     }
@@ -100,9 +116,14 @@ impl Volume {
             return;
         };
         self.core.store.forget(found.id, 1);
-        if let Some(inode) = self.core.table.get(found.id)
-            && inode.state().opens > 0
-        {
+        let Some(inode) = self.core.table.get(found.id) else { return };
+        let is_open = {
+            let mut state = inode.state();
+            // An opening that is not counted yet finds this.
+            state.lost_name = true;
+            state.opens > 0
+        };
+        if is_open {
             self.keep_data(&inode);
         }
     }
@@ -110,12 +131,21 @@ impl Volume {
     /// The keeper holds the opening of a file, which has no name, or is about to lose it.
     pub(crate) fn keep_data(&self, inode: &Inode) {
         let Some(recovery) = &self.core.options.recovery else { return };
-        // ORDERING: Relaxed, one of two that hold it at a time does no harm.
-        if !inode.is_held.swap(true, Ordering::Relaxed)
+        // Also where another thread removes another name: this one's is not removed before the
+        // keeper has the data.
+        let mut is_held = inode.is_held.lock();
+        if !*is_held
             && let Ok(file) = inode.file(Access::ReadWrite).or_else(|_| inode.file(Access::Read))
             && let Some(fd) = file.descriptor()
         {
-            let _keeper_is_gone = recovery.link.hold(inode.id.0, fd);
+            match recovery.link.hold(inode.id.0, fd) {
+                Ok(()) => *is_held = true,
+                Err(error) if error.kind() == std::io::ErrorKind::QuotaExceeded => {
+                    recovery.journal.turn_off();
+                }
+                // The keeper is gone: no server follows.
+                Err(_) => {}
+            }
         }
     }
 
@@ -141,8 +171,11 @@ impl Volume {
             inode.state().resume(node.lookups, None);
             core.table.restore(inode);
         }
+        for inode in recovery.held.iter().filter_map(|node| core.table.get(store::ObjectId(*node))) {
+            *inode.is_held.lock() = true;
+        }
         for (slot, open) in recovery.journal.opens() {
-            volume.reopen(slot, &open)?;
+            volume.restore_opening(slot, &open)?;
         }
         let next = recovery.journal.next_number();
         volume.files.resume_at(next);
@@ -155,15 +188,7 @@ impl Volume {
         Ok(volume)
     }
 
-    /// The keeper holds the data of these nodes: it is told when they are forgotten.
-    pub fn mark_held(&self, nodes: impl Iterator<Item = u64>) {
-        for inode in nodes.filter_map(|node| self.core.table.get(store::ObjectId(node))) {
-            // ORDERING: Relaxed, see `note_forgotten`: one that is forgotten meanwhile stays held.
-            inode.is_held.store(true, Ordering::Relaxed);
-        }
-    }
-
-    fn reopen(&self, slot: Slot, open: &OpenRecord) -> Result<()> {
+    fn restore_opening(&self, slot: Slot, open: &OpenRecord) -> Result<()> {
         let (id, handle) = (store::ObjectId(open.node), HandleId(open.handle));
         if open.kind == OpenKind::Dir {
             // An object that is gone has nothing to list.

@@ -40,7 +40,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::control::api::Ended;
-use crate::control::client::{CallError, Client};
+use crate::control::client::{CallError, Client, TAKEOVER, TAKEOVER_LOOK};
 use crate::control::volume_id::VolumeId;
 use crate::host::checks;
 use crate::host::new_file;
@@ -55,9 +55,6 @@ pub use users::DIR_VARIABLE;
 
 /// How many records of ended mounts a directory keeps.
 const ENDED_MAX: usize = 64;
-/// How long a caller waits for another process to take a mount over, and how often it looks.
-const TAKEOVER: Duration = Duration::from_secs(10);
-const TAKEOVER_LOOK: Duration = Duration::from_millis(10);
 /// How many stores below a directory are checked: one that runs is enough.
 const NESTED_MAX: usize = 64;
 /// A record is far smaller than this, even with a thousand named files.
@@ -237,6 +234,9 @@ impl RuntimeDir {
             }
         };
         let (record, length) = self.read_measured(id)?;
+        // Another user's word for a keeper is not taken.
+        let keeper = record.keeper.filter(|_| !self.is_foreign());
+        let client = client.map(|client| client.kept_by(keeper));
         Some((Found { record, client, silent }, length))
     }
 
@@ -246,7 +246,7 @@ impl RuntimeDir {
         let until = Instant::now() + TAKEOVER;
         loop {
             match Client::connect(&self.open, &socket(id)) {
-                Err(CallError::Gone) if self.is_kept(id) && Instant::now() < until => {
+                Err(CallError::Gone | CallError::Crowded) if self.is_kept(id) && Instant::now() < until => {
                     std::thread::sleep(TAKEOVER_LOOK);
                 }
                 done => return done,
@@ -254,9 +254,10 @@ impl RuntimeDir {
         }
     }
 
-    /// Whether another process takes over where the volume's has died.
+    /// Whether another process takes over where the volume's has died. Another user's directory could
+    /// name any process, and have the caller wait.
     fn is_kept(&self, id: &VolumeId) -> bool {
-        let record = self.read_record(id);
+        let record = if self.is_foreign() { None } else { self.read_record(id) };
         record.is_some_and(|record| {
             record.ended.is_none() && record.keeper.is_some_and(|keeper| keeper.is_running())
         })

@@ -23,6 +23,9 @@
 //!
 //! All other requests say the same at each time: a write has its offset, a size is set and not added to.
 
+#[cfg(all(test, shuttle))]
+mod schedules;
+
 use std::ffi::OsStr;
 
 use recovery::{Journal, OpenRecord, Phase, RequestRecord, Slot};

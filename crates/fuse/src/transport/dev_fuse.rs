@@ -20,7 +20,7 @@ use crate::in_flight::RequestSlot;
 use crate::protocol::abi::{InHeader, Opcode};
 use crate::threads::Parker;
 use crate::transport::reply_channel::ReplyChannel;
-use pool::{ReadEnd, Spawn, ThreadPool};
+use pool::{ReadEnd, Spawn};
 
 /// How long FORGETs are collected then, and an INTERRUPT among them may be late.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -60,7 +60,7 @@ impl Drop for Member<'_> {
 fn run(shared: &Arc<Connection>, number: usize) {
     let _of_the_mount = shared.span().enter();
     let mut member = Member { shared, slot: None, number };
-    let Some(mut buffer) = buffer(&shared.pool) else { return };
+    let Some(mut buffer) = buffer(shared) else { return };
     // A descriptor of its own spares the threads each other's locks; without it they share the
     // first.
     let clone = || shared.master.try_clone(false).map_or_else(|_| Arc::clone(&shared.master), Arc::new);
@@ -79,14 +79,20 @@ fn run(shared: &Arc<Connection>, number: usize) {
 
 /// Memory to read into. The thread counts as one that reads, and may be the only one: it does not
 /// give up while the connection lasts.
-fn buffer(pool: &ThreadPool) -> Option<Buffer> {
+fn buffer(shared: &Connection) -> Option<Buffer> {
+    let pinned = |mut buffer: Buffer| {
+        if shared.resent.journal().is_some() {
+            buffer.pin()?;
+        }
+        Ok(buffer)
+    };
     loop {
-        match Buffer::new() {
+        match Buffer::new().and_then(pinned) {
             Ok(buffer) => return Some(buffer),
             Err(error) => tracing::error!(%error, "no memory to read requests into"),
         }
         // Nothing reports when there is memory.
-        if pool.wait_ended(MEMORY_RETRY) {
+        if shared.pool.wait_ended(MEMORY_RETRY) {
             return None;
         }
     }
@@ -114,7 +120,7 @@ fn read_loop(
             shared.pool.on_request_taken(&shared);
             handler.serve_queued(queued, buffer);
         } else {
-            let reading = shared.resent.reading();
+            let reading = shared.resent.reading(dev);
             match dev.read(buffer.space()) {
                 Ok(len) => {
                     handler.note(buffer.message(len));

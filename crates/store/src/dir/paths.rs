@@ -38,7 +38,7 @@ use super::node::DirNode;
 use super::sys::Handle;
 use super::table::Inserted;
 use super::{Inner, attrs, errno, sys};
-use crate::{FileType, Name, ObjectId, Result};
+use crate::{Error, ErrorKind, FileType, Name, ObjectId, Result};
 
 /// Descriptors evicted at a time, at most.
 const BATCH_MAX: usize = 32;
@@ -344,18 +344,25 @@ impl Inner {
     }
 
     /// How the host finds an object again when this process has died.
-    pub(crate) fn key(&self, id: ObjectId) -> Option<NodeKey> {
+    pub(crate) fn key(&self, id: ObjectId) -> Result<NodeKey> {
         let op = "key";
-        let node = self.table.get(id, op).ok()?;
-        let fd = self.paths.can_evict().then(|| self.fd(&node, op).ok())??;
-        let mut path = node.path.lock();
-        if path.handle.is_none() {
-            path.handle = sys::handle_of(fd.as_fd()).ok();
+        if !self.paths.can_evict() {
+            return Err(Error::new(ErrorKind::Unsupported, op));
         }
-        let (kind, bytes) = path.handle.as_ref()?.parts();
-        let handle = (kind, bytes.to_vec());
+        let node = self.table.get(id, op)?;
+        let known = node.path.lock().handle.clone();
+        let handle = match known {
+            Some(handle) => handle,
+            None => {
+                let fd = self.fd(&node, op)?;
+                let handle = sys::handle_of(fd.as_fd()).map_err(errno::failed(op))?;
+                node.path.lock().handle = Some(handle.clone());
+                handle
+            }
+        };
+        let (kind, bytes) = handle.parts();
         let generation = node.generation.get().copied();
-        Some(NodeKey { ino: node.ino, kind: node.kind.number(), generation, handle })
+        Ok(NodeKey { ino: node.ino, kind: node.kind.number(), generation, handle: (kind, bytes.to_vec()) })
     }
 
     /// Uses the descriptor of an object's open data for the object itself where descriptors get

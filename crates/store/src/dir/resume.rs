@@ -11,11 +11,12 @@
 //! and no call may be under way.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use recovery::NodeKey;
 use rustix::process::Resource;
 
 use super::file::DirFile;
@@ -245,6 +246,15 @@ impl DirStore {
             }
         }
         Ok((Arc::new(Self { inner }), files))
+    }
+
+    /// Whether the object that this key was of is still there; `medium` is the store's directory.
+    #[must_use]
+    pub fn has(medium: BorrowedFd<'_>, key: &NodeKey) -> bool {
+        let handle = sys::Handle::of_parts(key.handle.0, &key.handle.1);
+        sys::open_handle(medium, &handle).is_ok_and(|fd| {
+            rustix::fs::fstat(&fd).is_ok_and(|stat| stat.st_ino == key.ino && stat.st_nlink > 0)
+        })
     }
 
     /// The program before does not take the store back any more: its end releases the directory.

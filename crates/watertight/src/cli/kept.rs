@@ -7,8 +7,8 @@ use std::str::FromStr;
 pub struct Kept {
     /// How many servers have died before it.
     pub deaths: u32,
-    /// The signal that ended the last one.
-    pub signal: i32,
+    /// The last one crashed by itself: no other process has killed it.
+    pub is_crash: bool,
     /// Nodes whose data has no name any more, and the descriptors of it.
     pub held: Vec<(u64, i32)>,
 }
@@ -16,22 +16,26 @@ pub struct Kept {
 impl FromStr for Kept {
     type Err = String;
 
-    /// `first`, or as in `2,9,17:906,23:907`.
+    /// `first`, or as in `2,killed,17:906,23:907`.
     fn from_str(text: &str) -> Result<Self, String> {
         if text == "first" {
-            return Ok(Self { deaths: 0, signal: 0, held: Vec::new() });
+            return Ok(Self { deaths: 0, is_crash: false, held: Vec::new() });
         }
         let wrong = || format!("{text:?} is not what a keeper says");
         let mut parts = text.split(',');
         let deaths = parts.next().and_then(|deaths| deaths.parse().ok()).ok_or_else(wrong)?;
-        let signal = parts.next().and_then(|signal| signal.parse().ok()).ok_or_else(wrong)?;
+        let is_crash = match parts.next() {
+            Some("crashed") => true,
+            Some("killed") => false,
+            _ => return Err(wrong()),
+        };
         let held = parts
             .map(|part| {
                 let (node, number) = part.split_once(':')?;
                 Some((node.parse().ok()?, number.parse().ok()?))
             })
             .collect::<Option<_>>();
-        Ok(Self { deaths, signal, held: held.ok_or_else(wrong)? })
+        Ok(Self { deaths, is_crash, held: held.ok_or_else(wrong)? })
     }
 }
 
@@ -41,9 +45,10 @@ mod tests {
 
     #[test]
     fn what_a_keeper_says_is_understood_and_nothing_else() {
-        assert_eq!("first".parse(), Ok(Kept { deaths: 0, signal: 0, held: Vec::new() }));
-        assert_eq!("2,9,17:906".parse(), Ok(Kept { deaths: 2, signal: 9, held: vec![(17, 906)] }));
-        for bad in ["", "second", "1", "1,", "1,2,3", "1,2,a:b", "-1,2"] {
+        assert_eq!("first".parse(), Ok(Kept { deaths: 0, is_crash: false, held: Vec::new() }));
+        assert_eq!("2,killed,17:906".parse(), Ok(Kept { deaths: 2, is_crash: false, held: vec![(17, 906)] }));
+        assert_eq!("1,crashed".parse(), Ok(Kept { deaths: 1, is_crash: true, held: Vec::new() }));
+        for bad in ["", "second", "1", "1,", "1,9", "1,killed,3", "1,crashed,a:b", "-1,killed"] {
             assert!(bad.parse::<Kept>().is_err(), "{bad}");
         }
     }

@@ -22,6 +22,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sync::Mutex;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
@@ -34,6 +35,7 @@ use super::api::{
 use super::events::Event;
 use super::registered;
 use crate::control::volume_id::VolumeId;
+use crate::host::keeper_id::KeeperId;
 use crate::host::open_dir::OpenDir;
 use crate::host::process;
 use crate::term::shown::in_one_line;
@@ -48,6 +50,11 @@ const QUICK: Duration = Duration::from_secs(10);
 const ON_TIME: Duration = Duration::from_secs(2);
 /// How often a call is made again at most whose connection has closed, while its process goes on.
 const AGAIN: usize = 64;
+
+/// How long a caller waits for another process to take a mount over, and how often it looks.
+pub const TAKEOVER: Duration = Duration::from_secs(10);
+/// See [`TAKEOVER`].
+pub const TAKEOVER_LOOK: Duration = Duration::from_millis(10);
 
 /// Why a call got no answer.
 #[derive(Debug, thiserror::Error)]
@@ -99,25 +106,29 @@ impl Allowance {
     }
 }
 
+/// The process that listens.
+#[derive(Debug, Clone)]
+struct Peer {
+    pid: Pid,
+    process: Arc<OwnedFd>,
+}
+
 /// A running mount process, as reached through its socket.
 #[derive(Debug)]
 pub struct Client {
     dir: OpenDir,
     socket: String,
-    pid: Pid,
-    process: OwnedFd,
+    /// Another one, once that has taken over. The lock is a leaf.
+    peer: Mutex<Peer>,
+    /// The process that starts another one if the peer dies.
+    keeper: Option<KeeperId>,
     /// How long a quick answer may take.
     patience: Duration,
     allowance: Option<Arc<Allowance>>,
 }
 
-impl Client {
-    /// Finds the process behind `socket` in a runtime directory, which must be the process of the
-    /// directory's owner.
-    ///
-    /// # Errors
-    /// [`CallError::Gone`] when no process listens.
-    pub fn connect(dir: &OpenDir, socket: &str) -> Result<Self, CallError> {
+impl Peer {
+    fn find(dir: &OpenDir, socket: &str) -> Result<Self, CallError> {
         let (_, pid) = dial(dir, socket)?;
         let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| match error {
             rustix::io::Errno::SRCH => CallError::Gone,
@@ -134,8 +145,30 @@ impl Client {
         if again != pid || has_ended(&process) {
             return Err(CallError::Gone);
         }
+        Ok(Self { pid, process: Arc::new(process) })
+    }
+}
+
+impl Client {
+    /// Finds the process behind `socket` in a runtime directory, which must be the process of the
+    /// directory's owner.
+    ///
+    /// # Errors
+    /// [`CallError::Gone`] when no process listens.
+    pub fn connect(dir: &OpenDir, socket: &str) -> Result<Self, CallError> {
+        let peer = Mutex::new(Peer::find(dir, socket)?);
         let socket = socket.to_owned();
-        Ok(Self { dir: dir.clone(), socket, pid, process, patience: QUICK, allowance: None })
+        Ok(Self { dir: dir.clone(), socket, peer, keeper: None, patience: QUICK, allowance: None })
+    }
+
+    /// Goes on with the next process where this one has died and the keeper, if there is one, runs.
+    #[must_use]
+    pub fn kept_by(self, keeper: Option<KeeperId>) -> Self {
+        Self { keeper, ..self }
+    }
+
+    fn peer(&self) -> Peer {
+        self.peer.lock().clone()
     }
 
     /// Takes the answers' time and bytes from an allowance that others have a part in.
@@ -153,7 +186,7 @@ impl Client {
     /// The process's id.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.pid.as_raw_nonzero().get().unsigned_abs()
+        self.peer().pid.as_raw_nonzero().get().unsigned_abs()
     }
 
     /// The volume now.
@@ -314,7 +347,14 @@ impl Client {
         };
         let mut result = call(timeout);
         for _ in 0..AGAIN {
-            if !self.is_taken_over(&result) {
+            let until = Instant::now() + TAKEOVER;
+            let is_taken_over = loop {
+                match self.look_for_the_next(&result, until) {
+                    Some(found) => break found,
+                    None => std::thread::sleep(TAKEOVER_LOOK),
+                }
+            };
+            if !is_taken_over {
                 break;
             }
             result = call(timeout.saturating_sub(begun.elapsed()));
@@ -325,15 +365,15 @@ impl Client {
     /// Waits until the process is gone, at most for `timeout`; returns whether it is.
     #[must_use]
     pub fn wait_gone(&self, timeout: Duration) -> bool {
-        process::ends_within(&self.process, timeout).unwrap_or(false)
+        process::ends_within(&self.peer().process, timeout).unwrap_or(false)
     }
 
     /// As [`wait_gone`](Self::wait_gone), for a caller that does other things meanwhile.
     pub(crate) async fn ends_within(&self, timeout: Duration) -> bool {
-        let process = self.process.try_clone();
-        match process.and_then(|process| registered(process, Interest::READABLE)) {
+        let peer = self.peer();
+        match peer.process.try_clone().and_then(|process| registered(process, Interest::READABLE)) {
             Ok(process) => tokio::time::timeout(timeout, process.readable()).await.is_ok(),
-            Err(_) => has_ended(&self.process),
+            Err(_) => has_ended(&peer.process),
         }
     }
 
@@ -342,7 +382,7 @@ impl Client {
     /// # Errors
     /// Those of pidfd_send_signal(2).
     pub fn kill(&self) -> io::Result<()> {
-        Ok(pidfd_send_signal(&self.process, Signal::KILL)?)
+        Ok(pidfd_send_signal(&*self.peer().process, Signal::KILL)?)
     }
 
     /// Reads the volume's events after number `since`, until its end; without `follow`, until now.
@@ -421,13 +461,14 @@ impl Client {
     /// Asks again where the connection closes and the process goes on: it has another program,
     /// which knows all that was answered. What the one before had not begun is begun by this one,
     /// and a change that it has made says the same when it is asked for twice: limits are what they
-    /// are set to, and with a volume attached no program is replaced.
+    /// are set to, and with a volume attached no program is replaced. Where the process has died
+    /// and another one follows, that is asked in the same way.
     async fn exchange_again(&self, request: Request<Full<Bytes>>) -> Result<(bool, Bytes), CallError> {
         let path = request.uri().path();
         let has_own_way = path == "/v1/wait" || path == "/v1/upgrade";
         let mut result = self.exchange(request.clone()).await;
         for _ in 0..if has_own_way { 0 } else { AGAIN } {
-            if !self.is_taken_over(&result) {
+            if !self.is_taken_over(&result).await {
                 break;
             }
             result = self.exchange(request.clone()).await;
@@ -436,9 +477,37 @@ impl Client {
     }
 
     /// Whether the connection has closed, and the process goes on: a program that takes it over
-    /// closes all connections, and its socket listens still.
-    fn is_taken_over<T>(&self, result: &Result<T, CallError>) -> bool {
-        matches!(result, Err(CallError::Gone)) && !has_ended(&self.process)
+    /// closes all connections, and its socket listens still. Or another process goes on. None: one is
+    /// about to.
+    fn look_for_the_next<T>(&self, result: &Result<T, CallError>, until: Instant) -> Option<bool> {
+        if !matches!(result, Err(CallError::Gone)) {
+            return Some(false);
+        }
+        if !has_ended(&self.peer().process) {
+            return Some(true);
+        }
+        let Some(keeper) = self.keeper else { return Some(false) };
+        match Peer::find(&self.dir, &self.socket) {
+            Ok(next) => {
+                *self.peer.lock() = next;
+                Some(true)
+            }
+            Err(CallError::Gone | CallError::Crowded) if keeper.is_running() && Instant::now() < until => {
+                None
+            }
+            Err(_) => Some(false),
+        }
+    }
+
+    /// As [`look_for_the_next`](Self::look_for_the_next), waiting for it.
+    async fn is_taken_over<T>(&self, result: &Result<T, CallError>) -> bool {
+        let until = Instant::now() + TAKEOVER;
+        loop {
+            match self.look_for_the_next(result, until) {
+                Some(found) => return found,
+                None => tokio::time::sleep(TAKEOVER_LOOK).await,
+            }
+        }
     }
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(bool, Bytes), CallError> {
@@ -452,7 +521,7 @@ impl Client {
     /// is there.
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<(Response<Incoming>, Driver), CallError> {
         let (stream, pid) = dial(&self.dir, &self.socket)?;
-        if pid != self.pid {
+        if pid != self.peer().pid {
             return Err(CallError::Gone);
         }
         let stream = UnixStream::from_std(stream).map_err(other)?;

@@ -1,25 +1,24 @@
-//! `recover=on`: the server is killed, and the mount goes on.
+//! `recover=on`: the server is killed, and the mount goes on. Module [`kills`] has programs that check
+//! all that they see meanwhile, and the campaign; [`ends`], what ends such a mount.
+
+mod ends;
+mod kills;
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write as _;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::fs::{CWD, RenameFlags, XattrFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rig::{Daemon, LONG, Rig, eventually, skipped};
-use crate::upgrade::load::Load;
-
-/// How often servers are killed under load, unless `WATERTIGHT_KILLS` says otherwise.
-const KILLS: u64 = 20;
 
 /// A mount that is kept, and taken away with the test.
-struct Kept {
+pub(crate) struct Kept {
     rig: Rig,
     keeper: Daemon,
 }
@@ -79,110 +78,28 @@ impl Kept {
         self.rig.mnt.join(name)
     }
 
+    /// Has `ask` done while no server is there.
+    fn while_none_serves<T: Send>(&self, ask: impl FnOnce() -> T + Send) -> T {
+        let server = self.server();
+        self.keeper.stop();
+        kill_process(server, Signal::KILL).unwrap();
+        eventually("the server is dead", || {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", server.as_raw_nonzero()));
+            stat.is_ok_and(|stat| stat.contains(") Z "))
+        });
+        thread::scope(|scope| {
+            let asking = scope.spawn(ask);
+            thread::sleep(std::time::Duration::from_millis(100));
+            assert!(!asking.is_finished(), "no server has answered");
+            self.keeper.signal(Signal::CONT);
+            asking.join().unwrap()
+        })
+    }
+
     fn unmount(&self) {
         self.rig.verb("umount", &[]).ok();
         assert_eq!(self.keeper.end(), Some(0), "{}", self.keeper.stderr());
         self.rig.is_quiet();
-    }
-}
-
-fn kills() -> u64 {
-    std::env::var("WATERTIGHT_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(KILLS)
-}
-
-#[test]
-fn programs_notice_a_pause_when_the_server_is_killed() {
-    let Some(it) = Kept::mount("") else { return };
-    let load = Load::start(&it.rig.mnt);
-    let mut pauses = Vec::new();
-    for n in 1..=kills() {
-        load.step();
-        // Anywhere in what the programs do.
-        thread::sleep(Duration::from_micros(n * 7919 % 10_000));
-        it.kill(Signal::KILL);
-        let begun = Instant::now();
-        fs::metadata(it.at(&format!("unknown{n}"))).unwrap_err();
-        pauses.push(begun.elapsed());
-        load.check();
-        assert_eq!(it.recovery(), ("on".to_owned(), n), "{}", it.keeper.stderr());
-    }
-    pauses.sort_unstable();
-    let at = |part: usize| pauses[(pauses.len() - 1) * part / 100];
-    println!("{} kills under load: p50 {:?}, p99 {:?}, max {:?}", kills(), at(50), at(99), at(100));
-    load.finish();
-    it.unmount();
-    load.is_in(&it.rig.store);
-}
-
-/// Makes every kind of change that a second execution would answer otherwise, until the end.
-fn change_names(dir: &Path, is_over: &AtomicBool, rounds: &AtomicU64) {
-    fs::create_dir(dir).unwrap();
-    let at = |name: &str| dir.join(name);
-    let mut round = 0;
-    while !is_over.load(Ordering::SeqCst) {
-        fs::create_dir(at("dir")).unwrap();
-        let mut file = OpenOptions::new().write(true).create_new(true).open(at("dir/file")).unwrap();
-        file.write_all(b"file").unwrap();
-        drop(file);
-        symlink("target", at("link")).unwrap();
-        fs::hard_link(at("dir/file"), at("hard")).unwrap();
-        rustix::fs::setxattr(at("hard"), "user.one", b"1", XattrFlags::CREATE).unwrap();
-        rustix::fs::removexattr(at("hard"), "user.one").unwrap();
-        fs::rename(at("hard"), at("moved")).unwrap();
-        rustix::fs::renameat_with(CWD, at("moved"), CWD, at("link"), RenameFlags::EXCHANGE).unwrap();
-        assert_eq!(fs::read_link(at("moved")).unwrap(), Path::new("target"), "exchanged once");
-        assert_eq!(fs::metadata(at("link")).unwrap().nlink(), 2);
-        let mut log = OpenOptions::new().append(true).create(true).open(at("log")).unwrap();
-        log.write_all(&[b'.'; 3]).unwrap();
-        fs::remove_file(at("moved")).unwrap();
-        fs::remove_file(at("link")).unwrap();
-        fs::remove_file(at("dir/file")).unwrap();
-        fs::remove_dir(at("dir")).unwrap();
-        round += 1;
-        rounds.store(round, Ordering::SeqCst);
-    }
-}
-
-/// Ends the programs, also where the test has failed.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
-#[test]
-fn each_change_is_made_once() {
-    let Some(it) = Kept::mount("") else { return };
-    let is_over = AtomicBool::new(false);
-    let rounds: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
-    thread::scope(|scope| {
-        let workers: Vec<_> = rounds
-            .iter()
-            .enumerate()
-            .map(|(n, rounds)| {
-                let (dir, is_over) = (it.at(&n.to_string()), &is_over);
-                scope.spawn(move || change_names(&dir, is_over, rounds))
-            })
-            .collect();
-        let _ends = Ends(&is_over);
-        for n in 1..=3 * kills() {
-            let before: Vec<u64> = rounds.iter().map(|rounds| rounds.load(Ordering::SeqCst)).collect();
-            it.kill_and_wait(Signal::KILL);
-            assert_eq!(it.recovery().1, n);
-            eventually("each goes on", || {
-                assert!(workers.iter().all(|worker| !worker.is_finished()), "a program has failed");
-                rounds.iter().zip(&before).all(|(now, before)| now.load(Ordering::SeqCst) > *before)
-            });
-        }
-    });
-    it.unmount();
-    for (n, rounds) in rounds.iter().enumerate() {
-        let log = it.rig.stored(&format!("{n}/log")).unwrap();
-        assert_eq!(log.len() as u64, 3 * rounds.load(Ordering::SeqCst), "each write once");
-        let left = fs::read_dir(it.rig.store.join(n.to_string())).unwrap().count();
-        assert_eq!(left, 1, "only the log");
     }
 }
 
@@ -226,49 +143,6 @@ fn no_accepted_byte_is_lost_and_no_file_is_closed() {
         it.unmount();
         assert_eq!(&it.rig.stored("file").unwrap()[5..], data);
     }
-}
-
-#[test]
-fn an_unmount_waits_for_the_next_server() {
-    let Some(it) = Kept::mount(",dirty_after=1h") else { return };
-    if it.rig.volume()["mount_type"] != "fuseblk" {
-        return skipped("umount2(2) does not wait here");
-    }
-    fs::write(it.at("file"), "file").unwrap();
-    let server = it.server();
-    it.keeper.stop();
-    kill_process(server, Signal::KILL).unwrap();
-    let mnt = it.rig.mnt.clone();
-    let unmounting = thread::spawn(move || rustix::mount::unmount(&mnt, UnmountFlags::empty()));
-    thread::sleep(Duration::from_millis(300));
-    assert!(!unmounting.is_finished(), "no server has answered");
-    it.keeper.signal(Signal::CONT);
-    unmounting.join().unwrap().unwrap();
-    assert_eq!(it.rig.stored("file").unwrap(), b"file", "umount2 has returned");
-    assert_eq!(it.keeper.end(), Some(0), "{}", it.keeper.stderr());
-    it.rig.is_quiet();
-}
-
-#[test]
-fn verbs_wait_for_the_next_server_and_force_does_not() {
-    let Some(it) = Kept::mount("") else { return };
-    it.rig.run(&["limit", "/a", it.rig.mnt.to_str().unwrap(), "riops=7"]).ok();
-    for verb in ["sync", "status"] {
-        it.keeper.stop();
-        it.kill(Signal::KILL);
-        thread::scope(|scope| {
-            let asking = scope.spawn(|| it.rig.verb(verb, &[]));
-            thread::sleep(Duration::from_millis(200));
-            it.keeper.signal(Signal::CONT);
-            asking.join().unwrap().ok();
-        });
-    }
-    assert_eq!(it.recovery(), ("on".to_owned(), 2));
-    let limits = it.rig.run(&["limit", "--show", it.rig.mnt.to_str().unwrap()]).ok().stdout;
-    assert!(limits.contains("riops=7"), "{limits}");
-    it.rig.verb("umount", &["--force"]);
-    assert!(!it.rig.is_mounted());
-    it.keeper.end();
 }
 
 /// One that kills its server is not done again for ever.
@@ -385,4 +259,39 @@ fn nothing_is_left_behind() {
     let begun = Instant::now();
     it.unmount();
     assert!(begun.elapsed() < LONG);
+}
+
+/// The host uses inode numbers again: an object that is gone and one that has its number by now are two.
+#[test]
+fn an_object_that_has_the_number_of_one_before_is_itself() {
+    let Some(it) = Kept::mount("") else { return };
+    // The kernel goes on knowing a file that a descriptor refers to; the next server does not hold it.
+    let known = |name: &str| {
+        fs::write(it.at(name), name).unwrap();
+        let ino = fs::metadata(it.rig.store.join(name)).unwrap().ino();
+        let file = rustix::fs::open(it.at(name), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        (File::from(file), ino)
+    };
+    let gone = |name: &str| {
+        fs::remove_file(it.at(name)).unwrap();
+        it.kill_and_wait(Signal::KILL);
+    };
+    let (first, ino) = known("first");
+    gone("first");
+    let (second, ino_of_second) = known("second");
+    gone("second");
+    // Its number is free: its next owner gets it as the number of its node, too.
+    drop(first);
+    eventually("the kernel has forgotten the first", || it.rig.volume()["nodes"].as_u64().unwrap() <= 2);
+    let (third, ino_of_third) = known("third");
+    if (ino, ino) != (ino_of_second, ino_of_third) {
+        skipped("the host does not use inode numbers again at once");
+    }
+    it.kill_and_wait(Signal::KILL);
+    let through = |file: &File| fs::read(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    assert_eq!(fs::read(it.at("third")).unwrap(), b"third");
+    assert_eq!(through(&third).unwrap(), b"third");
+    assert!(through(&second).is_err(), "it is gone");
+    drop((second, third));
+    it.unmount();
 }

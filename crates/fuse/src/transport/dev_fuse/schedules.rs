@@ -9,6 +9,7 @@ use sync::atomic::{AtomicUsize, Ordering};
 use sync::{Condvar, Mutex, model, mutant, thread};
 use volume::{Options, Volume};
 
+use super::pool::ThreadPool;
 use super::*;
 
 /// Longer than anything takes.

@@ -1,13 +1,14 @@
 //! The server that goes on with a mount whose server has died.
 
 use std::collections::HashMap;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use handover::Incoming;
-use recovery::{Journal, Link, Recovery, keeper};
+use recovery::{Journal, Link, NodeKey, Recovery, keeper};
 use rustix::fs::OFlags;
-use rustix::process::Signal;
+use store::DirStore;
 
 use super::serve;
 use crate::cli::MountArgs;
@@ -18,6 +19,34 @@ use crate::daemon::upgrade::resume;
 use crate::daemon::upgrade::state::State;
 use crate::host::{mount_agent, notify};
 use crate::term::problem::{Problem, Result};
+
+/// Adds the objects that the journal knows to the state.
+///
+/// The host may have given the inode number of an object that is gone to another one. One of those
+/// with one number is there: the one that its handle leads to, or that the keeper holds.
+fn add_objects(state: &mut State, journal: &Journal, kept: &Kept, medium: &OwnedFd, incoming: &Incoming) {
+    let nodes = journal.nodes();
+    let held = |id: u64| kept.held.iter().find(|(held, _)| *held == id).map(|(_, number)| *number);
+    let mut sharers: HashMap<u64, usize> = HashMap::new();
+    for key in nodes.iter().filter_map(|(_, node)| node.key.as_ref()) {
+        *sharers.entry(key.ino).or_default() += 1;
+    }
+    let is_alone = |key: &NodeKey| sharers.get(&key.ino) == Some(&1);
+    for (_, node) in &nodes {
+        let (id, held) = (store::ObjectId(node.id), held(node.id));
+        match &node.key {
+            Some(key) if is_alone(key) || held.is_some() || DirStore::has(medium.as_fd(), key) => {
+                let held = held.map(|number| {
+                    let flags = incoming.take(number).and_then(|fd| Ok(rustix::fs::fcntl_getfl(&fd)?));
+                    let writes = flags.is_ok_and(|flags| flags.intersects(OFlags::RDWR | OFlags::WRONLY));
+                    (number, true, writes)
+                });
+                state.volume.store.add(id, key, held);
+            }
+            _ => state.volume.store.add_gone(id),
+        }
+    }
+}
 
 /// Takes the mount over, and serves it until it is unmounted.
 ///
@@ -34,36 +63,16 @@ pub(crate) fn run(args: &MountArgs, kept: &Kept) -> Result<ExitCode> {
     let held: Vec<i32> = kept.held.iter().map(|(_, number)| *number).collect();
     incoming.list(&[state.kept.as_slice(), &held].concat()).map_err(|error| failed(&error))?;
     let journal = keeper::take(serve::JOURNAL).map_err(|error| failed(&error))?;
-    // Whoever kills a server says nothing about its requests.
-    let is_crash = kept.signal != Signal::KILL.as_raw();
-    let journal = Journal::recover(journal, is_crash).map_err(|error| failed(&error))?;
-    let link = Link::new(keeper::take(keeper::LINK).map_err(|error| failed(&error))?);
+    let journal = Journal::recover(journal, kept.is_crash).map_err(|error| failed(&error))?;
+    let link = Link::new(keeper::take(keeper::LINK).map_err(|error| failed(&error))?, kept.held.len());
     if !journal.is_complete() {
         let _keeper_is_gone = link.end();
         return Err(failed(&"not everything was noted that the kernel knew: there were too many files"));
     }
-    let nodes = journal.nodes();
-    let mut newest: HashMap<u64, u64> = HashMap::new();
-    for (_, node) in &nodes {
-        // An object that is gone may have left its number to another one, which was given an id that is
-        // counted up then.
-        let id = newest.entry(node.key.ino).or_default();
-        *id = node.id.max(*id);
-    }
-    for (_, node) in &nodes {
-        if newest.get(&node.key.ino) != Some(&node.id) {
-            state.volume.store.add_gone(store::ObjectId(node.id));
-            continue;
-        }
-        let held = kept.held.iter().find(|(held, _)| *held == node.id);
-        let held = held.map(|(_, number)| {
-            let flags = incoming.take(*number).and_then(|fd| Ok(rustix::fs::fcntl_getfl(&fd)?));
-            let writes = flags.is_ok_and(|flags| flags.intersects(OFlags::RDWR | OFlags::WRONLY));
-            (*number, true, writes)
-        });
-        state.volume.store.add(store::ObjectId(node.id), &node.key, held);
-    }
-    let recovery = Arc::new(Recovery { journal, link });
+    let medium = incoming.take(serve::LOCK).map_err(|error| failed(&error))?;
+    add_objects(&mut state, &journal, kept, &medium, &incoming);
+    let held = kept.held.iter().map(|(node, _)| *node).collect();
+    let recovery = Arc::new(Recovery { journal, link, held });
     notify::through(&recovery);
     let options = MountOptions::parse(&args.options)?;
     let resumed = resume::resume(&options, &state, &incoming, None, Some(&recovery));
@@ -72,7 +81,6 @@ pub(crate) fn run(args: &MountArgs, kept: &Kept) -> Result<ExitCode> {
     up.registration.settle();
     directory.settle();
     drop(directory);
-    up.mounted.volume.mark_held(kept.held.iter().map(|(node, _)| *node));
     mount_agent::start().unwrap_or_else(|problem| tracing::warn!("{problem}"));
     serve::ready(Some(&recovery));
     let (nodes, opens) = (recovery.journal.nodes().len(), recovery.journal.opens().len());

@@ -18,7 +18,7 @@ use crate::term::shown::Show as _;
 pub(crate) const STATE: RawFd = keeper::NUMBERS.start;
 pub(crate) const JOURNAL: RawFd = STATE + 1;
 const DEVICE: RawFd = STATE + 2;
-const LOCK: RawFd = STATE + 3;
+pub(super) const LOCK: RawFd = STATE + 3;
 const LISTENER: RawFd = STATE + 4;
 
 /// The means of the first server.
@@ -27,8 +27,8 @@ const LISTENER: RawFd = STATE + 4;
 /// When there is no keeper, or no memory.
 pub(crate) fn begin() -> Result<Arc<Recovery>> {
     let failed = |error: std::io::Error| Problem::failure(format!("recover=on: {error}"));
-    let link = Link::new(keeper::take(keeper::LINK).map_err(failed)?);
-    let recovery = Arc::new(Recovery { journal: Journal::create().map_err(failed)?, link });
+    let link = Link::new(keeper::take(keeper::LINK).map_err(failed)?, 0);
+    let recovery = Arc::new(Recovery { journal: Journal::create().map_err(failed)?, link, held: Vec::new() });
     notify::through(&recovery);
     Ok(recovery)
 }
@@ -57,7 +57,7 @@ pub(crate) fn check_source(spec: &str) -> Result<()> {
 /// # Errors
 /// Why not, in words.
 pub(crate) fn check_store(options: &MountOptions, store: &dyn Store) -> Result<()> {
-    if !options.recover || store.key(store::ObjectId::ROOT).is_some() {
+    if !options.recover || store.key(store::ObjectId::ROOT).is_ok() {
         return Ok(());
     }
     store.close();
@@ -99,8 +99,8 @@ pub(crate) fn give(mounted: Handed<'_>) -> std::result::Result<(), String> {
     let bytes = serde_json::to_vec(&state).map_err(|error| error.to_string())?;
     let sealed = handover::seal("watertight-state", &bytes).map_err(io)?;
     let device = mounted.session.device();
-    let given =
-        [sealed.as_fd(), recovery.journal.file(), device.as_fd(), lock.as_fd(), upgrader.listener.as_fd()];
+    let journal = recovery.journal.file().ok_or("the journal is in no file")?;
+    let given = [sealed.as_fd(), journal, device.as_fd(), lock.as_fd(), upgrader.listener.as_fd()];
     recovery.link.send_state(&given).map_err(io)
 }
 

@@ -1,0 +1,426 @@
+//! Servers that die at any store to their journal, with mutants that the same tests catch.
+//!
+//! The kernel is a model: it sends the requests of a program, takes answers, and sends again what was
+//! not answered. Requests are decoded, executed, noted and answered by the product's own code, over a
+//! store in memory that outlives the servers. A server dies before the n-th store to its journal: what
+//! it answers after that, nobody gets.
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-fuse --lib schedules`
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use ::recovery::journal::RESENT;
+use ::recovery::{Journal, Link, Memory, Recovery, link};
+use rustix::net::{SendFlags, send};
+use store::{MemStore, Name, Store as _};
+use sync::{model, mutant};
+use volume::{NodeId, Options, Volume};
+
+use crate::buffer::Buffer;
+use crate::connection::Connection;
+use crate::device::Dev;
+use crate::dispatch::RequestHandler;
+use crate::in_flight::RequestSlot;
+use crate::protocol::abi::Opcode;
+use crate::resent::Resent;
+use crate::transport::dev_fuse::pool::ThreadPool;
+use crate::transport::reply_channel::ReplyChannel;
+
+/// Stores to the journal that a server may live for, at most: all of the program's are fewer.
+const LIVES_FOR: usize = 160;
+/// What a dying server leaves among its answers: the kernel takes none that comes after.
+const DEATH: &[u8] = b"died";
+
+/// What unwinds a server.
+struct Died;
+
+/// One server's access to the words.
+#[derive(Debug)]
+struct Words {
+    words: Arc<Mutex<HashMap<usize, u64>>>,
+    left: AtomicUsize,
+    is_dead: AtomicBool,
+    device: OwnedFd,
+}
+
+// ORDERING: SeqCst throughout this file: the model runs in one thread.
+impl Words {
+    fn is_dead(&self) -> bool {
+        self.is_dead.load(Ordering::SeqCst)
+    }
+
+    fn live(&self) {
+        if self.is_dead() {
+            return;
+        }
+        let left = self.left.load(Ordering::SeqCst);
+        if left == 0 {
+            self.is_dead.store(true, Ordering::SeqCst);
+            send(&self.device, DEATH, SendFlags::empty()).unwrap();
+            resume_unwind(Box::new(Died));
+        }
+        self.left.store(left - 1, Ordering::SeqCst);
+    }
+}
+
+impl Memory for Words {
+    fn load(&self, at: usize) -> u64 {
+        self.words.lock().unwrap().get(&at).copied().unwrap_or(0)
+    }
+
+    fn store(&self, at: usize, value: u64) {
+        self.live();
+        if !self.is_dead() {
+            self.words.lock().unwrap().insert(at, value);
+        }
+    }
+
+    fn raise(&self, at: usize, value: u64) {
+        self.live();
+        if !self.is_dead() {
+            let mut words = self.words.lock().unwrap();
+            let word = words.entry(at).or_default();
+            *word = (*word).max(value);
+        }
+    }
+}
+
+/// A thread of a server.
+struct Worker {
+    handler: RequestHandler,
+    buffer: Buffer,
+    /// The message that was read.
+    len: usize,
+}
+
+/// A server with two threads.
+struct Server {
+    words: Arc<Words>,
+    connection: Arc<Connection>,
+    dev: Arc<Dev>,
+    workers: Vec<Worker>,
+    /// Numbers of requests that it has got.
+    got: Vec<u64>,
+}
+
+/// The kernel, a program, and what outlives servers.
+struct World {
+    store: Arc<MemStore>,
+    words: Arc<Mutex<HashMap<usize, u64>>>,
+    kernel: OwnedFd,
+    device: OwnedFd,
+    /// How long the next servers live.
+    lives: VecDeque<usize>,
+    server: Option<Server>,
+    servers: usize,
+    next: u64,
+    pending: VecDeque<(u64, Vec<u8>)>,
+    processing: BTreeMap<u64, Vec<u8>>,
+    answers: HashMap<u64, Answer>,
+}
+
+/// An answer's error, and its bytes.
+type Answer = (i32, Vec<u8>);
+
+fn quiet() -> Options {
+    Options { flushers: 0, ..Options::default() }
+}
+
+impl World {
+    fn new(lives: &[usize]) -> Self {
+        let (device, kernel) = link::pair().unwrap();
+        Self {
+            store: MemStore::new(1 << 20),
+            words: Arc::default(),
+            kernel,
+            device,
+            lives: lives.iter().copied().collect(),
+            server: None,
+            servers: 0,
+            next: 2,
+            pending: VecDeque::new(),
+            processing: BTreeMap::new(),
+            answers: HashMap::new(),
+        }
+    }
+
+    /// Starts a server; it may die at once.
+    fn start(&mut self) {
+        let device = self.device.try_clone().unwrap();
+        let left = self.lives.pop_front().unwrap_or(usize::MAX);
+        // The first one gets as far as its journal.
+        let left = if self.servers == 0 { left.saturating_add(1) } else { left };
+        let words = Arc::new(Words {
+            words: Arc::clone(&self.words),
+            left: AtomicUsize::new(left),
+            is_dead: AtomicBool::new(false),
+            device: device.try_clone().unwrap(),
+        });
+        let memory = Arc::clone(&words) as Arc<dyn Memory>;
+        let is_first = self.servers == 0;
+        self.servers += 1;
+        let store = Arc::clone(&self.store);
+        let made = dies(|| {
+            let journal = if is_first {
+                Journal::create_in(memory)
+            } else {
+                Journal::recover_in(memory, true).unwrap()
+            };
+            // The keeper's end is open as long as the server's.
+            let (keeper, end) = link::pair().unwrap();
+            std::mem::forget(keeper);
+            let recovery = Arc::new(Recovery { journal, link: Link::new(end, 0), held: Vec::new() });
+            let options = Options { recovery: Some(Arc::clone(&recovery)), ..quiet() };
+            let volume =
+                if is_first { Volume::new(store, options) } else { Volume::recover(store, options, &[]) };
+            // A server that dies ends nothing; its volume would end the store.
+            let volume = volume.unwrap();
+            std::mem::forget(Arc::clone(&volume));
+            let dev = Arc::new(Dev::new(device));
+            let connection = Connection {
+                resent: Resent::new(Some(recovery)),
+                ..Connection::without_kernel(volume, Arc::clone(&dev), ThreadPool::new(0))
+            };
+            let connection = Arc::new(connection);
+            connection.resent.ask(&dev).unwrap();
+            let workers = (0..2).map(|number| {
+                let slot = Arc::new(RequestSlot::new(ReplyChannel::Dev(Arc::clone(&dev))));
+                connection.in_flight.add(&slot);
+                let handler = RequestHandler::new(Arc::clone(&connection), slot, number);
+                Worker { handler, buffer: Buffer::new().unwrap(), len: 0 }
+            });
+            let workers = workers.collect();
+            (connection, dev, workers)
+        });
+        if let Some((connection, dev, workers)) = made {
+            self.server = Some(Server { words, connection, dev, workers, got: Vec::new() });
+        }
+        self.take_answers();
+    }
+
+    /// Takes what the server has said up to its death.
+    fn take_answers(&mut self) {
+        let mut is_over = false;
+        loop {
+            let mut bytes = [0; 4096];
+            let received =
+                rustix::net::recv(&self.kernel, &mut bytes, rustix::net::RecvFlags::DONTWAIT).map(|(n, _)| n);
+            let Ok(len) = received else { return };
+            is_over |= &bytes[..len] == DEATH;
+            if is_over {
+                continue;
+            }
+            let word = |at: usize| i32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+            let unique = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
+            if unique == 0 {
+                assert_eq!(word(4), 7, "the notification is RESEND");
+                let mut again = std::mem::take(&mut self.processing).into_iter().collect::<VecDeque<_>>();
+                again.iter_mut().for_each(|(unique, _)| *unique |= RESENT);
+                again.append(&mut self.pending);
+                self.pending = again;
+            } else if self.processing.remove(&unique).is_some() {
+                self.answers.insert(unique & !RESENT, (word(4), bytes[16..len].to_vec()));
+            }
+        }
+    }
+
+    fn send(&mut self, opcode: Opcode, node: u64, body: &[&[u8]]) -> u64 {
+        let unique = self.next;
+        self.next += 2;
+        let body = body.concat();
+        let mut message = Vec::new();
+        message.extend(u32::try_from(40 + body.len()).unwrap().to_le_bytes());
+        message.extend((opcode as u32).to_le_bytes());
+        message.extend([0; 8]);
+        message.extend(node.to_le_bytes());
+        message.extend([0; 16]);
+        message.extend(body);
+        self.pending.push_back((unique, message));
+        unique
+    }
+
+    /// Has all requests answered that were sent, by as many servers as that takes. Two threads read
+    /// before the first of them serves.
+    fn run(&mut self) {
+        while !self.pending.is_empty() || !self.processing.is_empty() {
+            if self.server.is_none() {
+                self.start();
+                continue;
+            }
+            let mut reading = Vec::new();
+            for at in 0..2 {
+                reading.extend(self.read(at).then_some(at));
+            }
+            for at in reading {
+                let Some(mut server) = self.server.take() else { break };
+                let worker = &mut server.workers[at];
+                let died = dies(|| worker.handler.serve(&mut worker.buffer, worker.len, false)).is_none();
+                self.take_answers();
+                self.keep(server, died);
+            }
+        }
+    }
+
+    /// One thread of the server reads a request.
+    fn read(&mut self, at: usize) -> bool {
+        let Some(mut server) = self.server.take() else { return false };
+        let worker = &mut server.workers[at];
+        let reading = server.connection.resent.reading(&server.dev);
+        self.take_answers();
+        let Some((unique, mut message)) = self.pending.pop_front() else {
+            drop(reading);
+            self.server = Some(server);
+            return false;
+        };
+        assert!(!server.got.contains(&(unique & !RESENT)), "a request was sent to one server twice");
+        server.got.push(unique & !RESENT);
+        message[8..16].copy_from_slice(&unique.to_le_bytes());
+        send(&self.kernel, &message, SendFlags::empty()).unwrap();
+        let is_answered = !matches!(message[4], 2);
+        if is_answered {
+            self.processing.insert(unique, message);
+        }
+        worker.len = server.dev.read(worker.buffer.space()).unwrap();
+        let died = dies(|| worker.handler.note(worker.buffer.message(worker.len))).is_none();
+        drop(reading);
+        self.take_answers();
+        self.keep(server, died)
+    }
+
+    /// The server goes on, unless it is dead.
+    fn keep(&mut self, server: Server, died: bool) -> bool {
+        if died || server.words.is_dead() {
+            // What it was is not cleared away.
+            std::mem::forget(server);
+            return false;
+        }
+        self.server = Some(server);
+        true
+    }
+
+    /// A request that must succeed; its answer.
+    fn ok(&mut self, what: &str, opcode: Opcode, node: u64, body: &[&[u8]]) -> Vec<u8> {
+        let unique = self.send(opcode, node, body);
+        self.run();
+        self.answer(what, unique)
+    }
+
+    fn answer(&mut self, what: &str, unique: u64) -> Vec<u8> {
+        let (error, bytes) = self.answers.remove(&unique).expect("answered");
+        assert_eq!(error, 0, "{what} was not executed once");
+        bytes
+    }
+}
+
+/// Runs what may be ended by a death; none if it was.
+fn dies<T>(run: impl FnOnce() -> T) -> Option<T> {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(value) => Some(value),
+        Err(payload) if payload.is::<Died>() => None,
+        Err(payload) => resume_unwind(payload),
+    }
+}
+
+/// The number of 8 bytes at this place of an answer.
+fn number(answer: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(answer[at..at + 8].try_into().unwrap())
+}
+
+fn two(first: u32, second: u32) -> [u8; 8] {
+    let mut both = [0; 8];
+    both[..4].copy_from_slice(&first.to_le_bytes());
+    both[4..].copy_from_slice(&second.to_le_bytes());
+    both
+}
+
+/// A program's requests: each fails where it is executed twice, or where its node or opening is lost.
+fn program(world: &mut World) {
+    let root = NodeId::ROOT.0;
+    let entry = |answer: &[u8]| number(answer, 0);
+    let mode = |mode| two(mode, 0);
+    // Two at a time.
+    let [dir, other] = {
+        let numbers =
+            [&b"dir\0"[..], b"other\0"].map(|name| world.send(Opcode::MkDir, root, &[&mode(0o755), name]));
+        world.run();
+        numbers.map(|number| entry(&world.answer("mkdir", number)))
+    };
+    let flags = [two(0o102, 0o644), two(0, 0)].concat();
+    let created = world.ok("create", Opcode::Create, dir, &[&flags, b"file\0"]);
+    let (file, handle) = (entry(&created), number(&created, 128));
+    let mut write = [handle.to_le_bytes(), 0_u64.to_le_bytes(), two(4, 0), [0; 8], [0; 8]].concat();
+    write.extend(b"data");
+    world.ok("write", Opcode::Write, file, &[&write]);
+    let target = world.ok("symlink", Opcode::Symlink, dir, &[b"symlink\0", b"target\0"]);
+    let linked = world.ok("link", Opcode::Link, other, &[&file.to_le_bytes(), b"linked\0"]);
+    assert_eq!(entry(&linked), file);
+    let to = |flags| [&dir.to_le_bytes()[..], &two(flags, 0)].concat();
+    world.ok("rename", Opcode::Rename2, other, &[&to(0), b"linked\0", b"moved\0"]);
+    // Afterwards `moved` is the link, and `symlink` the file.
+    world.ok("exchange", Opcode::Rename2, dir, &[&to(2), b"moved\0", b"symlink\0"]);
+    let found = world.ok("lookup", Opcode::Lookup, dir, &[b"moved\0"]);
+    assert_eq!(entry(&found), entry(&target), "exchanged once");
+    world.ok("unlink", Opcode::Unlink, dir, &[b"file\0"]);
+    world.ok("setxattr", Opcode::SetXattr, file, &[&two(1, 1), b"user.one\0", b"1"]);
+    world.ok("removexattr", Opcode::RemoveXattr, file, &[b"user.one\0"]);
+    let opened = world.ok("opendir", Opcode::OpenDir, dir, &[&two(0, 0)]);
+    write[8] = 4;
+    world.ok("write to what was opened", Opcode::Write, file, &[&write]);
+    let release = |handle: u64| [handle.to_le_bytes(), two(0, 0), [0; 8]].concat();
+    world.ok("releasedir", Opcode::ReleaseDir, dir, &[&release(number(&opened, 0))]);
+    world.ok("release", Opcode::Release, file, &[&release(handle)]);
+    world.ok("rmdir", Opcode::RmDir, root, &[b"other\0"]);
+    for node in [dir, other, file] {
+        world.ok("the attributes of a node that the kernel has", Opcode::GetAttr, node, &[&[0; 16]]);
+    }
+}
+
+/// Each request is executed once, and what the kernel knows is known, wherever servers die.
+///
+/// Two servers die before a store to their journal, each before any; the third one lives. Its tree is
+/// the one that requests make that are executed once.
+#[test]
+fn each_request_is_executed_once_wherever_servers_die() {
+    model::check(|| {
+        let mut world = World::new(&[model::number(LIVES_FOR), model::number(LIVES_FOR)]);
+        program(&mut world);
+        let at = |dir, name: &'static str| {
+            let entry = world.store.lookup(dir, Name::new(name.as_ref()).unwrap());
+            entry.map(|entry| entry.id)
+        };
+        let dir = at(NodeId::ROOT, "dir").unwrap();
+        assert!(at(NodeId::ROOT, "other").is_err() && at(dir, "file").is_err(), "removed");
+        let file = at(dir, "symlink").expect("exchanged once");
+        assert_eq!(world.store.attr(file).unwrap().size, 8, "each write once, at its offset");
+        assert_eq!(world.store.attr(file).unwrap().nlink, 1, "each link once");
+        std::mem::forget(world.server.take());
+    });
+}
+
+#[test]
+fn a_journal_that_forgets_is_caught() {
+    let test = "dispatch::once::schedules::each_request_is_executed_once_wherever_servers_die";
+    let executed = "was not executed once";
+    mutant::assert_caught_by_any(
+        test,
+        &[
+            "recovery-outcome-not-kept",
+            "recovery-intent-not-kept",
+            "recovery-noted-after-its-answer",
+            "recovery-ended-before-its-answer",
+            "recovery-orphan-ended-before-its-copy",
+            "recovery-outcome-counts-before-it-is-whole",
+        ],
+        &[executed, "exchanged once"],
+    );
+    mutant::assert_caught_by_any(
+        test,
+        &["recovery-lookups-off-by-one", "recovery-opening-not-noted", "recovery-counts-before-it-is-whole"],
+        &[executed],
+    );
+    mutant::assert_caught(test, &["recovery-resend-twice"], "a request was sent to one server twice");
+}
