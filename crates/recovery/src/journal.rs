@@ -31,7 +31,7 @@
 //! that died are *orphans* until the next one reads them again, takes their phase, and goes on with it.
 //!
 //! # Lock order
-//! `Free` locks are leaves. A slot belongs to one thread, or to one node or opening, whose lock its
+//! `orphans`, then `requests`; the others are leaves. A slot belongs to one thread, or to one node or opening, whose lock its
 //! user holds; so no two threads store to one slot.
 
 mod nodes;

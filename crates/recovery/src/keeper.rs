@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use sync::Mutex;
 
-use crate::link::{self, Message};
+use crate::link::{self, HELD_MAX, Message};
 use crate::sys;
 
 /// Under these numbers a server finds: the state, the journal, the kernel's connection, the lock on the
@@ -31,8 +31,6 @@ pub const NUMBERS: std::ops::Range<RawFd> = 900..905;
 pub const LINK: RawFd = 905;
 /// From here on: objects that have no name.
 pub const HELD: RawFd = 906;
-/// How many of these the keeper holds at most.
-pub const HELD_MAX: usize = 4096;
 
 /// The argument that says to a program that it is kept: `first`, or how many servers died before,
 /// whether the last one crashed or was killed, and which objects are held, as `NODE:NUMBER`.

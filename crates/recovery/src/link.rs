@@ -15,12 +15,13 @@ use rustix::net::{
 };
 use sync::atomic::{AtomicUsize, Ordering};
 
-use crate::keeper::HELD_MAX;
-
 /// Bytes of a message at most.
 const BYTES_MAX: usize = 4096;
 /// Descriptors of a message at most.
 const DESCRIPTORS_MAX: usize = 8;
+
+/// How many objects the keeper holds at most.
+pub const HELD_MAX: usize = 4096;
 
 /// What a server says.
 #[derive(Debug)]

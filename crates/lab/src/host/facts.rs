@@ -216,8 +216,8 @@ pub(super) const ALL: [Fact; 26] = [
         name: "resend",
         title: "FUSE_NOTIFY_RESEND",
         how: "the server leaves a LOOKUP unanswered and sends the notification; the request comes again",
-        used_for: "nothing yet; a process that takes a connection over from a dead one would need it",
-        without: "nothing yet",
+        used_for: "`recover=on`: the server that follows one that died gets what that had not answered",
+        without: "`recover=on` is refused: a mount ends with its process",
         measure: asked::resend,
     },
     Fact {

@@ -7,9 +7,9 @@ fn key(ino: u64) -> NodeKey {
 }
 
 fn again(journal: Journal) -> Journal {
-    let file = journal.file().unwrap().try_clone_to_owned().unwrap();
+    let file = journal.file().expect("a memory file").try_clone_to_owned().expect("a descriptor");
     drop(journal);
-    Journal::recover(file, true).unwrap()
+    Journal::recover(file, true).expect("a journal")
 }
 
 fn opened(handle: u64) -> OpenRecord {
