@@ -73,6 +73,9 @@ impl Server {
     fn begin(&self, process: Option<OwnedFd>, is_starting: bool) {
         let mut server = self.0.lock();
         (server.process, server.is_starting) = (process, is_starting);
+        if !is_starting {
+            server.pass_on();
+        }
     }
 
     fn serves(&self) {

@@ -44,7 +44,8 @@ pub enum Message {
 /// A server's end.
 #[derive(Debug)]
 pub struct Link {
-    fd: OwnedFd,
+    /// None: there never was a keeper.
+    fd: Option<OwnedFd>,
     /// Objects that the keeper holds.
     held: AtomicUsize,
 }
@@ -61,13 +62,20 @@ impl Link {
     /// This end, of a keeper that holds so many objects.
     #[must_use]
     pub fn new(fd: OwnedFd, held: usize) -> Self {
-        Self { fd, held: AtomicUsize::new(held) }
+        Self { fd: Some(fd), held: AtomicUsize::new(held) }
+    }
+
+    /// Of no keeper, for tests: nothing can be sent.
+    #[must_use]
+    pub fn to_nobody() -> Self {
+        Self { fd: None, held: AtomicUsize::new(0) }
     }
 
     /// Whether the keeper is there.
     #[must_use]
     pub fn is_kept(&self) -> bool {
-        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        let Some(fd) = &self.fd else { return false };
+        let mut fds = [PollFd::new(fd, PollFlags::IN)];
         let polled = poll(&mut fds, Some(&Timespec::default()));
         polled.is_ok() && !fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
@@ -136,8 +144,9 @@ impl Link {
         if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        let fd = self.fd.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         rustix::io::retry_on_intr(|| {
-            sendmsg(&self.fd, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)
+            sendmsg(fd, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)
         })?;
         Ok(())
     }

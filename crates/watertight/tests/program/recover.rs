@@ -156,13 +156,14 @@ fn a_request_that_servers_die_of_is_answered_eio() {
     // It stays in the server's hands: the limit lets it go on after minutes.
     let mut command = cgroup.command("dd");
     command.args(["if=/dev/zero", &of, "bs=1M", "count=1"]).stderr(std::process::Stdio::piped());
-    let dd = command.spawn().unwrap();
+    let mut dd = command.spawn().unwrap();
     eventually("the request is under way", || {
         it.rig.volume()["requests"]["by_kind"]["write"].as_u64().is_some_and(|n| n > 0)
     });
     it.kill_and_wait(Signal::KILL);
     for _ in 0..3 {
         eventually("it is sent again", || {
+            assert!(dd.try_wait().unwrap().is_none(), "it has ended: {:?}", dd.wait());
             it.rig.volume()["requests"]["by_kind"]["write"].as_u64().is_some_and(|n| n > 0)
         });
         it.kill_and_wait(Signal::ABORT);

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use ::recovery::journal::RESENT;
 use ::recovery::{Journal, Link, Memory, NodeKey, Recovery, link};
@@ -67,8 +67,8 @@ struct Words {
     is_dead: AtomicBool,
     /// What it has said last, nobody gets.
     is_mute: Arc<AtomicBool>,
-    device: OwnedFd,
-    kernel: OwnedFd,
+    device: Weak<OwnedFd>,
+    kernel: Weak<OwnedFd>,
 }
 
 // ORDERING: SeqCst throughout this file: the model runs in one thread.
@@ -91,14 +91,17 @@ impl Words {
         if dies {
             self.is_dead.store(true, Ordering::SeqCst);
             self.is_mute.store(matches!(self.life, Life::Answers(_)), Ordering::SeqCst);
-            send(&self.device, DEATH, SendFlags::empty()).unwrap();
+            if let Some(device) = self.device.upgrade() {
+                send(device, DEATH, SendFlags::empty()).unwrap();
+            }
         }
         self.so_far.store(so_far + 1, Ordering::SeqCst);
     }
 
     /// Whether an answer is on its way to the kernel.
     fn has_answered(&self) -> bool {
-        recv(&self.kernel, &mut [0; 16], RecvFlags::DONTWAIT | RecvFlags::PEEK).is_ok()
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        self.kernel.upgrade().is_some_and(|kernel| recv(kernel, &mut [0; 16], flags).is_ok())
     }
 }
 
@@ -146,8 +149,8 @@ struct Server {
 struct World {
     store: Arc<MemStore>,
     words: Arc<Mutex<HashMap<usize, u64>>>,
-    kernel: OwnedFd,
-    device: OwnedFd,
+    kernel: Arc<OwnedFd>,
+    device: Arc<OwnedFd>,
     /// How long the next servers live.
     lives: VecDeque<Life>,
     is_mute: Arc<AtomicBool>,
@@ -171,8 +174,8 @@ impl World {
         Self {
             store: MemStore::new(1 << 20),
             words: Arc::default(),
-            kernel,
-            device,
+            kernel: Arc::new(kernel),
+            device: Arc::new(device),
             lives: lives.iter().copied().collect(),
             is_mute: Arc::default(),
             server: None,
@@ -192,8 +195,8 @@ impl World {
             so_far: AtomicUsize::new(0),
             is_dead: AtomicBool::new(false),
             is_mute: Arc::clone(&self.is_mute),
-            device: device.try_clone().unwrap(),
-            kernel: self.kernel.try_clone().unwrap(),
+            device: Arc::downgrade(&self.device),
+            kernel: Arc::downgrade(&self.kernel),
         });
         let memory = Arc::clone(&words) as Arc<dyn Memory>;
         // A journal that was not begun is begun again, as by another mount.
@@ -211,10 +214,7 @@ impl World {
         for (_, node) in journal.nodes() {
             assert!(is_whole(node.key, node.id), "a record counts that is not whole");
         }
-        // The keeper's end is open as long as the server's.
-        let (keeper, end) = link::pair().unwrap();
-        std::mem::forget(keeper);
-        let recovery = Arc::new(Recovery { journal, link: Link::new(end, 0), held: Vec::new() });
+        let recovery = Arc::new(Recovery { journal, link: Link::to_nobody(), held: Vec::new() });
         let options = Options { recovery: Some(Arc::clone(&recovery)), ..quiet() };
         let volume =
             if is_first { Volume::new(store, options) } else { Volume::recover(store, options, &[]) };
@@ -330,8 +330,6 @@ impl World {
     /// The server goes on, unless it is dead.
     fn keep(&mut self, server: Server) -> bool {
         if server.words.is_dead() {
-            // What it was is not cleared away.
-            std::mem::forget(server);
             return false;
         }
         self.server = Some(server);
@@ -424,7 +422,6 @@ fn each_request_is_executed_once_wherever_servers_die() {
         let file = at(dir, "symlink").expect("exchanged once");
         assert_eq!(world.store.attr(file).unwrap().size, 8, "each write once, at its offset");
         assert_eq!(world.store.attr(file).unwrap().nlink, 1, "each link once");
-        std::mem::forget(world.server.take());
     });
 }
 
@@ -443,7 +440,6 @@ fn an_outcome_that_was_noted_is_answered() {
         world.run();
         let (error, _) = world.answers.remove(&making).expect("answered");
         assert_eq!(error, -libc::EEXIST, "the outcome was not kept");
-        std::mem::forget(world.server.take());
     });
 }
 

@@ -92,6 +92,5 @@ pub(crate) fn run(args: &MountArgs, kept: &Kept) -> Result<ExitCode> {
         opens,
         "this server has taken over from one that died"
     );
-    up.supervisor.try_syncfs();
     supervise(up)
 }

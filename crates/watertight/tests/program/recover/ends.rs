@@ -40,7 +40,7 @@ fn an_unmount_waits_for_the_next_server() {
 /// Whenever the server dies on the way of an unmount, the next one ends it.
 #[test]
 fn an_unmount_whose_server_dies_is_ended_by_the_next() {
-    for step in 0..6_u64 {
+    for step in 0..4_u64 {
         let Some(it) = Kept::mount(",dirty_after=1h") else { return };
         if !waits(&it) {
             return;
@@ -51,7 +51,7 @@ fn an_unmount_whose_server_dies_is_ended_by_the_next() {
         let server = it.server();
         let mnt = it.rig.mnt.clone();
         let unmounting = thread::spawn(move || umount2(&mnt, UnmountFlags::empty()));
-        thread::sleep(Duration::from_micros(step * 1500));
+        thread::sleep(Duration::from_micros(step * 2000));
         // It may have ended by itself.
         let _sent = kill_process(server, Signal::KILL);
         unmounting.join().unwrap();

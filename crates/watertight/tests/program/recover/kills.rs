@@ -16,7 +16,7 @@ use crate::rig::eventually;
 use crate::upgrade::load::Load;
 
 /// How often servers are killed in a test.
-const KILLS: u64 = 20;
+const KILLS: u64 = 8;
 /// Changes of a round of [`change_names`].
 const CHANGES: u64 = 14;
 
