@@ -35,7 +35,7 @@ impl Pauses {
     fn tell(mut self, what: &str) {
         self.0.sort_unstable();
         let at = |part: usize| self.0[(self.0.len() - 1) * part / 100];
-        println!(
+        eprintln!(
             "{what}: {} kills, pause p50 {:?}, p99 {:?}, max {:?}",
             self.0.len(),
             at(50),
@@ -151,7 +151,7 @@ fn check_kills(it: &Kept, kills: u64, what: &str) {
             });
             server = it.server();
             if n % 500 == 0 {
-                println!("{n} of {kills} kills");
+                eprintln!("{n} of {kills} kills");
             }
         }
     });
@@ -165,7 +165,7 @@ fn check_kills(it: &Kept, kills: u64, what: &str) {
         assert_eq!(left, 1, "only the log");
         changes += rounds * CHANGES;
     }
-    println!("{changes} changes, each made once");
+    eprintln!("{changes} changes, each made once");
     pauses.tell(what);
 }
 
