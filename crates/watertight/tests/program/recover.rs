@@ -286,7 +286,8 @@ fn an_object_that_has_the_number_of_one_before_is_itself() {
     eventually("the kernel has forgotten the first", || it.rig.volume()["nodes"].as_u64().unwrap() <= 2);
     let (third, ino_of_third) = known("third");
     if (ino, ino) != (ino_of_second, ino_of_third) {
-        skipped("the host does not use inode numbers again at once");
+        // Another process of the host has taken it: all the same, each file is itself.
+        eprintln!("inode numbers: {ino}, {ino_of_second}, {ino_of_third}");
     }
     it.kill_and_wait(Signal::KILL);
     let through = |file: &File| fs::read(format!("/proc/self/fd/{}", file.as_raw_fd()));
