@@ -184,12 +184,20 @@ pub fn run(args: &MountArgs, in_background: bool, is_kept: bool) -> Result<ExitC
     let utab = utab::Entry::add(&mounted.info.mount, &mounted.info.id);
     let at = mounted.info.mount.mountpoint.clone();
     mounted.volume.events().life(Life::Mounted, Some(at));
-    announce(&mounted, in_background);
-    if in_background && let Err(problem) = background::detach_output(log) {
-        // The mount is up all the same.
-        tracing::error!("{problem}");
+    let recovery = recovery.map(|recovery| &**recovery);
+    if !in_background {
+        // First: who reads that it is ready may kill the server, and another one is to follow.
+        recovery::ready(recovery);
     }
-    recovery::ready(recovery.map(|recovery| &**recovery));
+    announce(&mounted, in_background);
+    if in_background {
+        if let Err(problem) = background::detach_output(log) {
+            // The mount is up all the same.
+            tracing::error!("{problem}");
+        }
+        // With the output that the keeper is to have.
+        recovery::ready(recovery);
+    }
     drop(step);
     let (source, mountpoint) = (source.spec, shown);
     supervise(Up { mounted, supervisor, registration, server, utab, source, mountpoint })

@@ -58,7 +58,9 @@ fn an_unmount_whose_server_dies_is_ended_by_the_next() {
         for n in 0..20 {
             assert_eq!(it.rig.stored(&n.to_string()).unwrap(), b"file", "umount2 has returned");
         }
-        assert_eq!(it.keeper.end(), Some(0), "step {step}: {}", it.keeper.stderr());
+        // A server that has answered the unmount may die before its own end: no next one is needed.
+        let ended = it.keeper.end();
+        assert!(matches!(ended, Some(0 | 137)), "step {step}: {ended:?}: {}", it.keeper.stderr());
         it.rig.is_quiet();
     }
 }
@@ -112,7 +114,6 @@ fn children(pid: u32) -> Vec<Pid> {
 
 /// Servers that crash as soon as they are there are not started for ever.
 #[test]
-#[ignore = "did not end in two minutes once of thirteen times, on a host with forty runnable threads; the cause is not known"]
 fn a_crash_loop_ends_the_mount_and_says_so() {
     let Some(it) = Kept::mount("") else { return };
     fs::write(it.at("file"), "file").unwrap();
@@ -121,9 +122,9 @@ fn a_crash_loop_ends_the_mount_and_says_so() {
         for server in children(keeper) {
             let _gone = kill_process(server, Signal::ABORT);
         }
-        it.keeper.stderr().contains("no other is started")
+        it.keeper.stderr().contains("no other is started") || watertight::host::process::is_zombie(keeper)
     });
-    assert_eq!(it.keeper.end(), Some(1));
+    assert_eq!(it.keeper.end(), Some(1), "{}", it.keeper.stderr());
     assert!(fs::metadata(it.at("file")).is_err(), "nobody serves it");
     it.rig.verb("umount", &[]);
     assert!(!it.rig.is_mounted());
