@@ -64,14 +64,19 @@ impl DirState {
             None => PathState::Handle(key.handle.0, key.handle.1.clone()),
         };
         let data = held.map(|(fd, reads, writes)| DataState(fd, reads, writes));
-        // Ids that are counted up go on after the last one.
-        self.next = self.next.max(id.0 / COUNTED_STEP + 1);
+        self.count_on_after(id);
         self.objects.push(ObjectState(id, key.ino, kind, key.generation, 1, path, data));
     }
 
     /// Adds an object whose number on its file system another one has by now: no other gets its id.
     pub fn add_gone(&mut self, id: ObjectId) {
+        self.count_on_after(id);
         self.spent.push((id.0, 1));
+    }
+
+    /// Ids that are counted up go on after this one, be its object there or gone.
+    fn count_on_after(&mut self, id: ObjectId) {
+        self.next = self.next.max(id.0 / COUNTED_STEP + 1);
     }
 
     /// How many objects it has.

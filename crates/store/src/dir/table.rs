@@ -167,9 +167,13 @@ impl Table {
             stale = shard.remove_stale(ino);
         }
         let is_free = ino > ObjectId::ROOT.0 && ino < COUNTED_FROM && !shard.spent.contains_key(&ino);
-        let counted = || {
+        let is_taken = |id: u64| shard.spent.contains_key(&id) || shard.ids.contains_key(&id);
+        let counted = || loop {
             // ORDERING: Relaxed. Ids need only differ; an id is published by the shard's lock.
-            self.next.fetch_add(1, Ordering::Relaxed) * SHARDS as u64 + number as u64
+            let id = self.next.fetch_add(1, Ordering::Relaxed) * SHARDS as u64 + number as u64;
+            if !is_taken(id) {
+                break id;
+            }
         };
         let id = ObjectId(if is_free { ino } else { counted() });
         let node = Arc::new(make(id, fd));
@@ -330,5 +334,56 @@ impl Table {
             let old = std::mem::take(&mut *shard.lock());
             drop(old);
         }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use recovery::NodeKey;
+
+    use super::super::paths::Paths;
+    use super::*;
+    use crate::DirState;
+
+    /// A number that is used again and again while the kernel knows the objects that had it before:
+    /// no two of them have one id, also after servers have died.
+    #[test]
+    fn a_counted_id_is_given_out_once_whoever_dies() {
+        let fd = Arc::new(OwnedFd::from(std::fs::File::open("/proc/self").expect("/proc is mounted")));
+        let paths = Arc::new(Paths::new(4, 64, &fd));
+        let node = |id, ino| DirNode::new(id, ino, FileType::Regular, Arc::clone(&fd), Arc::clone(&paths));
+        let (ino, first) = (77, ObjectId(77));
+        let mut gone = vec![first];
+        for server in 0..3 {
+            let mut state = DirState::of_lock(-1);
+            gone.iter().for_each(|id| state.add_gone(*id));
+            let table = Table::new(node(ObjectId::ROOT, 2));
+            table.resume(state.next, &state.spent);
+            let insert = || table.insert(ino, FileType::Regular, Arc::clone(&fd), |id, _| node(id, ino));
+            let Inserted::New(made) = insert() else { panic!("server {server}: it is known") };
+            assert!(!gone.contains(&made.id), "server {server}: {:?} is given out twice", made.id);
+            gone.push(made.id);
+        }
+        // The same with objects that are there, and one of a kind that is not known.
+        let mut state = DirState::of_lock(-1);
+        let key =
+            |kind: FileType| NodeKey { ino, kind: kind.number(), generation: None, handle: (0, Vec::new()) };
+        let (last, before) = gone.split_last().expect("four");
+        before.iter().for_each(|id| state.add_gone(*id));
+        state.add(*last, &key(FileType::Regular), None);
+        assert_eq!(state.next, last.0 / SHARDS as u64 + 1);
+    }
+
+    #[test]
+    fn a_counted_id_that_is_spent_is_passed_over() {
+        let fd = Arc::new(OwnedFd::from(std::fs::File::open("/proc/self").expect("/proc is mounted")));
+        let paths = Arc::new(Paths::new(4, 64, &fd));
+        let node = |id, ino| DirNode::new(id, ino, FileType::Regular, Arc::clone(&fd), Arc::clone(&paths));
+        let table = Table::new(node(ObjectId::ROOT, 2));
+        let first = COUNTED_FROM + 77 % SHARDS as u64;
+        table.resume(0, &[(77, 1), (first, 1), (first + SHARDS as u64, 1)]);
+        let made = table.insert(77, FileType::Regular, Arc::clone(&fd), |id, _| node(id, 77));
+        let Inserted::New(made) = made else { panic!("it is known") };
+        assert_eq!(made.id.0, first + 2 * SHARDS as u64);
     }
 }

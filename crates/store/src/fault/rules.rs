@@ -63,7 +63,7 @@ impl FaultOp {
     pub(super) fn of(call: &str) -> Self {
         let name = match call {
             "recall" | "recall_parent" => "lookup",
-            "sync" => "store.sync",
+            "sync" | "sync_everything" => "store.sync",
             "read_at" => "read",
             "file_sync" => "file.sync",
             "close_file" => "file.close",
