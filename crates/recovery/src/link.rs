@@ -114,7 +114,12 @@ impl Link {
             self.held.fetch_sub(1, Ordering::Relaxed);
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
-        self.send(&[&b"H"[..], &node.to_le_bytes()].concat(), &[object])
+        let sent = self.send(&[&b"H"[..], &node.to_le_bytes()].concat(), &[object]);
+        if sent.is_err() {
+            // ORDERING: Relaxed, see above.
+            self.held.fetch_sub(1, Ordering::Relaxed);
+        }
+        sent
     }
 
     /// Sends [`Message::Drop`].

@@ -7,7 +7,7 @@ use recovery::Recovery;
 use store::{Store, Watch};
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::mutant::is_on;
-use sync::{Clock, Mutex, RealClock, StatCounter};
+use sync::{Clock, RealClock, StatCounter};
 use writeback::{Bdi, Budget, SyncPolicy};
 
 use crate::cancel::WakeEvent;
@@ -16,6 +16,7 @@ use crate::events::Events;
 use crate::failed_reads::FailedReads;
 use crate::inode::Inode;
 use crate::io::page::Pool;
+use crate::recovery::{Inherited, NotHeld};
 use crate::stall::Stall;
 use crate::table::Table;
 use crate::tenants::Tenants;
@@ -97,9 +98,8 @@ pub(crate) struct Core {
     pub(crate) events: Arc<Events>,
     pub(crate) stall: Stall,
     pub(crate) deferred_close: DeferredClose,
-    /// A server before this one has died, and what it changed may not be durable. Held while it is made
-    /// so; the store is called under it.
-    pub(crate) is_inherited: Mutex<bool>,
+    pub(crate) inherited: Inherited,
+    pub(crate) not_held: NotHeld,
     /// Overlays that ended.
     settled: AtomicU64,
     aborted: AtomicBool,
@@ -143,7 +143,8 @@ impl Core {
             unsynced: UnsyncedChanges::default(),
             events: Arc::default(),
             deferred_close: DeferredClose::default(),
-            is_inherited: Mutex::new(false),
+            inherited: Inherited::default(),
+            not_held: NotHeld::default(),
             settled: AtomicU64::new(0),
             aborted: AtomicBool::new(false),
             aborted_event: WakeEvent::default(),

@@ -33,7 +33,10 @@ impl Volume {
     ) -> Result<(Entry, HandleId)> {
         let made = self.core.store.create(parent, Name::new(name)?, perm, creator(ctx.caller));
         match made {
-            Ok(created) => Ok(self.open_created(ctx, created, flags)),
+            Ok(created) => {
+                let (entry, opening) = self.open_created(ctx, created);
+                Ok((entry, opening.finish(ctx, flags)))
+            }
             // Another caller made it since this one checked. It has not been checked yet whether
             // this caller may open that file, so the caller has to check again.
             Err(error) if error.kind() == ErrorKind::Exists && !flags.contains(OpenFlags::EXCLUSIVE) => {
@@ -56,20 +59,19 @@ impl Volume {
         flags: OpenFlags,
     ) -> Result<(Entry, HandleId)> {
         let created = self.core.store.tmpfile(parent, perm, creator(ctx.caller))?;
-        let opened = self.open_created(ctx, created, flags);
-        let inode = self.inode(opened.0.id)?;
-        self.keep_data(&inode);
-        Ok(opened)
+        let (entry, opening) = self.open_created(ctx, created);
+        // Before the opening is noted: a server that finds it noted finds the data as well.
+        self.keep_data(opening.inode());
+        Ok((entry, opening.finish(ctx, flags)))
     }
 
-    fn open_created(&self, ctx: &Ctx<'_>, created: Created, flags: OpenFlags) -> (Entry, HandleId) {
+    fn open_created(&self, ctx: &Ctx<'_>, created: Created) -> (Entry, Opening<'_>) {
         let (entry, inode) = self.know(created.entry);
         self.note_metadata(&ctx.caller);
         // Counted first, so that a thread that finds the name does not close the data in between.
         inode.state().opens += 1;
         inode.set_file(Access::ReadWrite, &created.file);
-        let opened = Opening { volume: self, inode: Some(inode) }.finish(ctx, flags);
-        (entry, opened)
+        (entry, Opening { volume: self, inode: Some(inode) })
     }
 
     /// Opens a file.

@@ -14,14 +14,13 @@
 //! | `held` | written under `state`, read by the budget without |
 //!
 //! Lock order: `privileges`, then `io` (two inodes: the lower id first), then `state`, then `file`;
-//! `is_held`, then `file`. The store is called under `privileges`, `io` and `is_held` at most, so that a store that hangs on one file
-//! stops this file only.
+//! [`Noted::held`], then `file`. The store is called under `privileges`, `io` and `Noted::held` at most,
+//! so that a store that hangs on one file stops this file only.
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use recovery::Slot;
 use store::{Access, Attr, ErrorKind, File, Timestamp};
 use sync::atomic::AtomicU64;
 use sync::mutant::is_on;
@@ -32,6 +31,7 @@ use crate::core::Core;
 use crate::io::cache::Cache;
 use crate::io::page::PAGE;
 use crate::privileges::Known;
+use crate::recovery::Noted;
 use crate::{NodeId, Result};
 
 /// One object in use.
@@ -48,10 +48,8 @@ pub(crate) struct Inode {
     io: Mutex<()>,
     state: Mutex<State>,
     file: Mutex<Option<OpenFile>>,
-    /// Where the kernel's look-ups are noted, once that is done; set under `state`.
-    pub(crate) noted: OnceLock<Slot>,
-    /// The keeper has its opening, since it lost its name. Held while the keeper is given it.
-    pub(crate) is_held: Mutex<bool>,
+    /// What is left to a server that follows; none where none is to follow.
+    pub(crate) noted: Option<Box<Noted>>,
 }
 
 pub(crate) struct OpenFile {
@@ -140,8 +138,7 @@ impl Inode {
             io: Mutex::new(()),
             state: Mutex::new(State::new(core.budget.nothing())),
             file: Mutex::new(None),
-            noted: OnceLock::new(),
-            is_held: Mutex::new(false),
+            noted: core.options.recovery.is_some().then(Box::default),
         }
     }
 

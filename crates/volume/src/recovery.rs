@@ -4,21 +4,96 @@
 //! given back; the data of a file that loses its last name while it is open is held by the keeper. All
 //! that is written is the store's before the write is answered, so that no data is to be handed over.
 //!
-//! An opening whose object cannot be found again is there still: calls of it end with the store's
-//! error, which is "stale".
+//! An opening whose object cannot be found again is there still, also of a directory: calls of it end
+//! with the store's error, which is "stale".
+//!
+//! A file that the keeper does not take is lost with the server, and only that one: see [`NotHeld`].
 
 use std::ffi::OsStr;
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, OnceLock};
 
 use recovery::{Journal, OpenKind, OpenRecord, Slot};
-use store::{Access, ErrorKind, Name, Store};
+use store::{Access, Dir, DirEntry, ErrorKind, Name, Store};
 use sync::Mutex;
+use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::mutant::is_on;
 
 use crate::core::Core;
 use crate::handles::{DirHandle, FileHandle};
 use crate::inode::{Inode, State};
 use crate::{Error, HandleId, LimitChange, NodeId, OpenFlags, Options, Result, Volume};
+
+/// What of an inode is left to a server that follows.
+#[derive(Debug)]
+pub(crate) struct Noted {
+    /// Where the kernel's look-ups are noted, once that is done; set under the inode's state.
+    slot: OnceLock<Slot>,
+    /// Locked while the keeper is given the opening.
+    held: Mutex<Held>,
+}
+
+impl Default for Noted {
+    fn default() -> Self {
+        Self { slot: OnceLock::new(), held: Mutex::new(Held::No) }
+    }
+}
+
+/// Whether the keeper has an opening of a file, since that lost its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Held {
+    No,
+    Yes,
+    /// It has not taken it; counted in [`NotHeld`].
+    Refused,
+}
+
+/// What a server before this one has changed may not be durable.
+#[derive(Debug)]
+pub(crate) struct Inherited {
+    is_left: AtomicBool,
+    /// Locked while it is made durable; the store is called under it.
+    settling: Mutex<()>,
+}
+
+impl Default for Inherited {
+    fn default() -> Self {
+        Self { is_left: AtomicBool::new(false), settling: Mutex::new(()) }
+    }
+}
+
+/// Files that have lost a name while they were open and that the keeper does not hold: it holds so many
+/// at most, whoever they are of. If the server dies, these are gone, and all others are there.
+#[derive(Debug)]
+pub(crate) struct NotHeld {
+    now: AtomicU64,
+    is_said: AtomicBool,
+}
+
+impl Default for NotHeld {
+    fn default() -> Self {
+        Self { now: AtomicU64::new(0), is_said: AtomicBool::new(false) }
+    }
+}
+
+/// A directory that was open when a server died, and that could not be opened again yet.
+#[derive(Debug)]
+struct Unopened {
+    store: Arc<dyn Store>,
+    id: NodeId,
+}
+
+impl Dir for Unopened {
+    fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> store::Result<()> {
+        self.store.open_dir(self.id)?.list(offset, sink)
+    }
+}
+
+/// Whether a message could not be sent because nobody is there to read it.
+fn is_keeper_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | NotConnected)
+}
 
 impl Core {
     fn journal(&self) -> Option<&Journal> {
@@ -29,8 +104,8 @@ impl Core {
 
     /// Notes a node that is about to be handed out, if it is not yet. The root needs no note.
     pub(crate) fn note_node(&self, inode: &Inode) {
-        let Some(journal) = self.journal() else { return };
-        if inode.id == NodeId::ROOT || inode.noted.get().is_some() {
+        let (Some(noted), Some(journal)) = (&inode.noted, self.journal()) else { return };
+        if inode.id == NodeId::ROOT || noted.slot.get().is_some() {
             return;
         }
         let key = match self.store.key(inode.id) {
@@ -45,22 +120,50 @@ impl Core {
         };
         let state = inode.state();
         // Another thread may have found it as well, and noted it meanwhile.
-        if inode.noted.get().is_none()
+        if noted.slot.get().is_none()
             && let Some(slot) = journal.add_node(inode.id.0, noted_lookups(&state), key.as_ref())
         {
-            let _is_first = inode.noted.set(slot);
+            let _is_first = noted.slot.set(slot);
         }
     }
 
     /// Before anything is called durable: what a server that died has changed is on the store, but which
     /// of it is durable is not known any more. All of it is made so, once.
     pub(crate) fn settle_inherited(&self) -> store::Result<()> {
-        let mut is_inherited = self.is_inherited.lock();
-        if *is_inherited {
+        // ORDERING: Acquire, pairs with the store below: who finds it settled comes after the sync that
+        // has settled it. It is set before the volume is shared, and never again, so that a thread that
+        // reads an old value finds it left, and waits for the lock.
+        if !self.inherited.is_left.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _one = self.inherited.settling.lock();
+        // ORDERING: Relaxed, it is changed under the lock only.
+        if self.inherited.is_left.load(Ordering::Relaxed) {
             self.store.sync_everything()?;
-            *is_inherited = false;
+            // ORDERING: Release, see above.
+            self.inherited.is_left.store(false, Ordering::Release);
         }
         Ok(())
+    }
+
+    /// The keeper has not taken a file that loses its name.
+    fn note_not_held(&self, inode: &Inode, error: &io::Error) {
+        // ORDERING: Relaxed here and below, a figure.
+        self.not_held.now.fetch_add(1, Ordering::Relaxed);
+        // ORDERING: Relaxed, one thread of all gets the first value.
+        if !self.not_held.is_said.swap(true, Ordering::Relaxed) {
+            let volume = self.options.name.as_str();
+            tracing::warn!(
+                volume, node = inode.id.0, %error,
+                "an open file loses its name, and its data if this process dies: the keeper does not hold it; more of them are counted in `status`"
+            );
+        }
+    }
+
+    /// A file is not there any more, or is held now, that the keeper had not taken.
+    fn end_not_held(&self) {
+        // ORDERING: Relaxed, see `note_not_held`.
+        self.not_held.now.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Notes an opening that is about to be handed out.
@@ -87,19 +190,25 @@ fn noted_lookups(state: &State) -> u64 {
 impl Inode {
     /// Notes the look-ups that the kernel has; the caller has just changed them.
     pub(crate) fn note_lookups(&self, state: &State) {
-        if let (Some(recovery), Some(slot)) = (&self.core.options.recovery, self.noted.get()) {
+        if let (Some(recovery), Some(noted)) = (&self.core.options.recovery, &self.noted)
+            && let Some(slot) = noted.slot.get()
+        {
             recovery.journal.set_lookups(*slot, noted_lookups(state));
         }
     }
 
     /// It has left the table.
     pub(crate) fn note_forgotten(&self) {
-        let Some(recovery) = &self.core.options.recovery else { return };
-        if let Some(slot) = self.noted.get() {
+        let (Some(recovery), Some(noted)) = (&self.core.options.recovery, &self.noted) else { return };
+        if let Some(slot) = noted.slot.get() {
             recovery.journal.remove_node(*slot);
         }
-        if *self.is_held.lock() {
-            let _keeper_is_gone = recovery.link.drop_held(self.id.0);
+        match *noted.held.lock() {
+            Held::No => {}
+            Held::Yes => {
+                let _keeper_is_gone = recovery.link.drop_held(self.id.0);
+            }
+            Held::Refused => self.core.end_not_held(),
         }
     }
 }
@@ -130,23 +239,40 @@ impl Volume {
 
     /// The keeper holds the opening of a file, which has no name, or is about to lose it.
     pub(crate) fn keep_data(&self, inode: &Inode) {
-        let Some(recovery) = &self.core.options.recovery else { return };
+        let (Some(recovery), Some(noted)) = (&self.core.options.recovery, &inode.noted) else { return };
         // Also where another thread removes another name: this one's is not removed before the
         // keeper has the data.
-        let mut is_held = inode.is_held.lock();
-        if !*is_held
-            && let Ok(file) = inode.file(Access::ReadWrite).or_else(|_| inode.file(Access::Read))
-            && let Some(fd) = file.descriptor()
-        {
-            match recovery.link.hold(inode.id.0, fd) {
-                Ok(()) => *is_held = true,
-                Err(error) if error.kind() == std::io::ErrorKind::QuotaExceeded => {
-                    recovery.journal.turn_off();
+        let mut held = noted.held.lock();
+        if *held == Held::Yes {
+            return;
+        }
+        let give = || {
+            let file = inode.file(Access::ReadWrite).or_else(|_| inode.file(Access::Read));
+            let file = file.map_err(io::Error::other)?;
+            recovery.link.hold(inode.id.0, file.descriptor().ok_or(io::ErrorKind::Unsupported)?)
+        };
+        match give() {
+            Ok(()) => {
+                if std::mem::replace(&mut *held, Held::Yes) == Held::Refused {
+                    self.core.end_not_held();
                 }
-                // The keeper is gone: no server follows.
-                Err(_) => {}
+            }
+            // No server follows.
+            Err(error) if is_keeper_gone(&error) => {}
+            Err(error) => {
+                if std::mem::replace(&mut *held, Held::Refused) == Held::No {
+                    self.core.note_not_held(inode, &error);
+                }
             }
         }
+    }
+
+    /// How many files have lost a name while they were open and would be gone if this process died: the
+    /// keeper holds no more.
+    #[must_use]
+    pub fn not_held(&self) -> u64 {
+        // ORDERING: Relaxed, a figure.
+        self.core.not_held.now.load(Ordering::Relaxed)
     }
 
     /// The volume of a server that has died, over its store: `options` has the journal, and
@@ -162,17 +288,22 @@ impl Volume {
         let volume = Self::new(store, options)?;
         let core = &volume.core;
         let recovery = core.options.recovery.clone().ok_or(Error::Invalid("there is no journal"))?;
-        *core.is_inherited.lock() = true;
+        // ORDERING: Relaxed, no other thread has the volume yet.
+        core.inherited.is_left.store(true, Ordering::Relaxed);
         core.unsynced.note(|| None);
         for (slot, node) in recovery.journal.nodes() {
             let id = store::ObjectId(node.id);
             let inode = Inode::new(id, core);
-            let _is_first = inode.noted.set(slot);
+            if let Some(noted) = &inode.noted {
+                let _is_first = noted.slot.set(slot);
+            }
             inode.state().resume(node.lookups, None);
             core.table.restore(inode);
         }
         for inode in recovery.held.iter().filter_map(|node| core.table.get(store::ObjectId(*node))) {
-            *inode.is_held.lock() = true;
+            if let Some(noted) = &inode.noted {
+                *noted.held.lock() = Held::Yes;
+            }
         }
         for (slot, open) in recovery.journal.opens() {
             volume.restore_opening(slot, &open)?;
@@ -191,12 +322,17 @@ impl Volume {
     fn restore_opening(&self, slot: Slot, open: &OpenRecord) -> Result<()> {
         let (id, handle) = (store::ObjectId(open.node), HandleId(open.handle));
         if open.kind == OpenKind::Dir {
-            // An object that is gone has nothing to list.
-            let Ok(dir) = self.core.store.open_dir(id) else { return Ok(()) };
+            // One that is gone stays open until the kernel closes it, and then gives its slot back.
+            let dir = self.core.store.open_dir(id);
+            let dir = dir.unwrap_or_else(|_| Arc::new(Unopened { store: Arc::clone(&self.core.store), id }));
             let opener_pid = open.opener_pid;
             return self.dirs.restore(handle, DirHandle { id, dir, opener_pid, noted: Some(slot) });
         }
-        let Ok(inode) = self.inode(id) else { return Ok(()) };
+        let Ok(inode) = self.inode(id) else {
+            // Of a node that was not noted: the kernel cannot refer to it.
+            self.core.note_closed(Some(slot));
+            return Ok(());
+        };
         {
             let mut state = inode.state();
             state.opens += 1;
@@ -215,3 +351,6 @@ impl Volume {
         self.files.restore(handle, handle_state)
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;

@@ -64,6 +64,7 @@ impl Volume {
             (ctx.before_wait)();
             let write = self.core.bdi.throttled_write(inode, u64::MAX, OnLimit::Wait);
             inode.writeout_all(&write, Some(ctx.cancel))?;
+            inode.take_times_of_store();
         }
         self.core.bdi.check_background(inode);
         tracing::trace!(node = inode.id.0, offset, end, "written");

@@ -221,6 +221,23 @@ impl Inode {
         Ok(())
     }
 
+    /// Ends the overlay where all of it is on the store, whose times are shown from then on: those of
+    /// its own writes, which a server that follows shows as well.
+    pub(crate) fn take_times_of_store(&self) {
+        let is_written = |state: &State| state.overlay.is_some() && state.cache.held() == 0;
+        if !is_written(&self.state()) {
+            return;
+        }
+        // A flusher that is setting the overlay's time has it set before.
+        let _io = self.io();
+        let mut state = self.state();
+        if is_written(&state) {
+            state.failing = None;
+            state.end_overlay(None);
+            self.core.note_settled();
+        }
+    }
+
     fn unlist_if_clean(&self) -> Outcome {
         let mut state = self.state();
         if state.overlay.is_some() && !is_on("volume-unlist-unchecked") {
