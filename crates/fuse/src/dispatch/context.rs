@@ -244,7 +244,7 @@ impl RequestContext<'_> {
         &self,
         reply: Reply<'_>,
         what: Open,
-        open: impl FnOnce() -> volume::Result<T>,
+        open: impl FnOnce() -> Result<T, Errno>,
         answer: impl FnOnce(Reply<'_>, T, OpenPin) -> Sent,
     ) -> Sent {
         let pin = match self.pin_open(what) {
@@ -253,9 +253,9 @@ impl RequestContext<'_> {
         };
         match open() {
             Ok(opened) => answer(reply, opened, pin),
-            Err(error) => {
+            Err(errno) => {
                 self.not_opened(pin);
-                reply.error(crate::protocol::errno::of(&error))
+                reply.error(errno)
             }
         }
     }

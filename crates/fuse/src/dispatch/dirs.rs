@@ -14,7 +14,10 @@ use crate::tree::Open;
 pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
     let open = || match cx.once.opened() {
         Some(open) => Ok(handle_id(open.handle)),
-        None => cx.volume().open_dir(&cx.ctx(), cx.node()),
+        None => {
+            let opened = cx.volume().open_dir(&cx.ctx(), cx.node());
+            opened.map_err(|error| crate::protocol::errno::of(&error))
+        }
     };
     cx.open_with(reply, Open::Directory, open, |reply, handle, pin| {
         cx.opened(Open::Directory, handle, pin);

@@ -12,6 +12,7 @@ use crate::protocol::abi::{
     self, CopyFileRangeIn, CopyFileRangeOut, CreateIn, CreateOut, FAllocateIn, FOpen, FSyncIn, FlushIn,
     LSeekIn, LSeekOut, OFFSET_MAX, OpenIn, OpenOut, ReadIn, ReleaseIn, WriteIn, WriteInFlags, WriteOut,
 };
+use crate::protocol::errno;
 use crate::protocol::init::Mode;
 use crate::reply::{Reply, Sent};
 use crate::tree::Open;
@@ -53,7 +54,7 @@ pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>, arg: OpenIn) -> Se
     let flags = open_flags(cx, arg.flags, arg.open_flags);
     let open = || match cx.once.opened() {
         Some(open) => Ok(handle_id(open.handle)),
-        None => cx.volume().open(&cx.ctx(), cx.node(), flags),
+        None => cx.volume().open(&cx.ctx(), cx.node(), flags).map_err(|error| errno::of(&error)),
     };
     cx.open_with(reply, Open::File, open, |reply, handle, pin| {
         cx.opened(Open::File, handle, pin);
@@ -73,7 +74,16 @@ fn close(cx: &RequestContext<'_>, handle: HandleId) {
 
 pub(super) fn create(cx: &RequestContext<'_>, reply: Reply<'_>, arg: CreateIn, name: &OsStr) -> Sent {
     let sent = made(cx, reply, arg, |ctx, perm, flags| {
-        let reopen = |entry: Entry| Ok((entry, cx.volume().open(ctx, entry.id, flags)?));
+        let reopen = |entry: Entry| {
+            let id = entry.id;
+            match cx.volume().open(ctx, id, flags) {
+                Ok(handle) => Ok((entry, handle)),
+                Err(error) => {
+                    cx.volume().forget(id, 1);
+                    Err(error)
+                }
+            }
+        };
         let create = || cx.volume().create(ctx, cx.node(), name, perm, flags);
         let created = cx.once.create((cx.volume(), cx.node(), name), reopen, create)?;
         cx.changed(cx.node(), name);
@@ -86,20 +96,22 @@ pub(super) fn create(cx: &RequestContext<'_>, reply: Reply<'_>, arg: CreateIn, n
 }
 
 pub(super) fn tmpfile(cx: &RequestContext<'_>, reply: Reply<'_>, arg: CreateIn) -> Sent {
-    made(cx, reply, arg, |ctx, perm, flags| cx.volume().tmpfile(ctx, cx.node(), perm, flags))
+    made(cx, reply, arg, |ctx, perm, flags| {
+        cx.volume().tmpfile(ctx, cx.node(), perm, flags).map_err(|error| errno::of(&error))
+    })
 }
 
 fn made(
     cx: &RequestContext<'_>,
     reply: Reply<'_>,
     arg: CreateIn,
-    make: impl FnOnce(&Ctx<'_>, u32, OpenFlags) -> volume::Result<(Entry, HandleId)>,
+    make: impl FnOnce(&Ctx<'_>, u32, OpenFlags) -> Result<(Entry, HandleId), Errno>,
 ) -> Sent {
     let flags = open_flags(cx, arg.flags, arg.open_flags);
     let make = || match cx.once.opened() {
         Some(open) => {
-            let entry = super::once::entry_of(cx.volume(), store::ObjectId(open.node))?;
-            Ok((entry, handle_id(open.handle)))
+            let entry = super::once::entry_of(cx.volume(), store::ObjectId(open.node));
+            Ok((entry.map_err(|error| errno::of(&error))?, handle_id(open.handle)))
         }
         None => make(&cx.ctx_with_umask(arg.umask), arg.mode & 0o7777, flags),
     };
@@ -129,7 +141,7 @@ pub(super) fn read(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &ReadIn, spac
     }
     match cx.volume().read(&cx.ctx(), handle_id(arg.fh), arg.offset, space) {
         Ok(len) => reply.data(&space[..len]),
-        Err(error) => reply.error(crate::protocol::errno::of(&error)),
+        Err(error) => reply.error(errno::of(&error)),
     }
 }
 
@@ -149,7 +161,7 @@ pub(super) fn write(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &WriteIn, da
     match cx.volume().write(&cx.ctx(), handle_id(arg.fh), arg.offset, data, flags) {
         // The written length is at most that of `data`, which came as a u32.
         Ok(len) => reply.value(&WriteOut { size: u32::try_from(len).unwrap_or(arg.size), padding: 0 }),
-        Err(error) => reply.error(crate::protocol::errno::of(&error)),
+        Err(error) => reply.error(errno::of(&error)),
     }
 }
 
@@ -247,7 +259,7 @@ fn copy(cx: &RequestContext<'_>, arg: &CopyFileRangeIn, len: u64) -> Result<u64,
     }
     let (from, to) = ((handle_id(arg.fh_in), arg.off_in), (handle_id(arg.fh_out), arg.off_out));
     let copied = cx.volume().copy_range(&cx.ctx(), from, to, len);
-    copied.map_err(|error| crate::protocol::errno::of(&error))
+    copied.map_err(|error| errno::of(&error))
 }
 
 #[cfg(test)]

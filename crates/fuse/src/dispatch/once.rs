@@ -104,21 +104,31 @@ impl<'a> Once<'a> {
         self.execute(0, run, |entry| entry.id.0)
     }
 
-    /// Makes a file and opens it; its opening is the outcome.
+    /// Makes a file and opens it; its opening is the outcome, or the error.
     pub(super) fn create<T>(
         &self,
         (volume, dir, name): (&Volume, NodeId, &OsStr),
         reopen: impl FnOnce(Entry) -> volume::Result<T>,
         run: impl FnOnce() -> volume::Result<T>,
-    ) -> volume::Result<T> {
+    ) -> Result<T, Errno> {
         let is_file = |entry: &Entry| entry.attr.kind == store::FileType::Regular;
-        if matches!(self.before, Phase::Intent(_))
-            && let Some(entry) = found(volume, dir, name, is_file)
-        {
-            return reopen(entry);
-        }
-        self.set(Phase::Intent(0));
-        run()
+        let made = match self.before {
+            Phase::Failed(errno) => return Err(failed(errno)),
+            Phase::Intent(_) => found(volume, dir, name, is_file),
+            Phase::Begun | Phase::Done(_) => None,
+        };
+        let opened = match made {
+            Some(entry) => reopen(entry),
+            None => {
+                self.set(Phase::Intent(0));
+                run()
+            }
+        };
+        opened.map_err(|error| {
+            let errno = errno::of(&error);
+            self.set(Phase::Failed(errno.raw_os_error().unsigned_abs()));
+            errno
+        })
     }
 
     /// Removes the entry `name`.
@@ -166,17 +176,18 @@ impl<'a> Once<'a> {
     }
 
     /// Sets or removes something that a second attempt finds changed; `is_done` says whether the store
-    /// shows that it was.
+    /// shows that it was. Then `finish` does what belongs to it, and may be done again.
     pub(super) fn change(
         &self,
         is_done: impl FnOnce() -> bool,
+        finish: impl FnOnce() -> volume::Result<()>,
         run: impl FnOnce() -> volume::Result<()>,
     ) -> Result<(), Errno> {
         match self.before {
             Phase::Begun => {}
             Phase::Done(_) => return Ok(()),
             Phase::Failed(errno) => return Err(failed(errno)),
-            Phase::Intent(_) if is_done() => return Ok(()),
+            Phase::Intent(_) if is_done() => return self.execute(0, finish, |()| 0),
             Phase::Intent(_) => {}
         }
         self.execute(0, run, |()| 0)
@@ -221,5 +232,86 @@ fn is_missing(volume: &Volume, dir: NodeId, name: &OsStr) -> bool {
             false
         }
         Err(error) => errno::of(&error) == Errno::NOENT,
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::Arc;
+
+    use recovery::journal::RESENT;
+    use store::{Creator, MemStore, Name, Store as _};
+    use volume::Options;
+
+    use super::*;
+
+    const ROOT: NodeId = NodeId::ROOT;
+
+    /// A request that a server has in its hands; the next one finds how far it came.
+    struct Server {
+        journal: Journal,
+        slot: Slot,
+        before: Option<RequestRecord>,
+    }
+
+    impl Server {
+        fn new(journal: Journal, unique: u64) -> Self {
+            let slot = journal.add_thread().expect("a slot");
+            let before = journal.begin(slot, unique);
+            Self { journal, slot, before }
+        }
+
+        fn once(&self) -> Once<'_> {
+            Once::new(Some(&self.journal), Some(self.slot), self.before)
+        }
+
+        /// The one that follows.
+        fn next(self) -> Self {
+            let file = self.journal.file().expect("a file").try_clone_to_owned().expect("a copy");
+            Self::new(Journal::recover(file, false).expect("it is whole"), 8 | RESENT)
+        }
+    }
+
+    fn volume_over(store: &Arc<MemStore>) -> Arc<Volume> {
+        let options = Options { flushers: 0, ..Options::default() };
+        Volume::new(Arc::clone(store) as _, options).expect("a volume")
+    }
+
+    #[test]
+    fn a_file_that_another_process_has_made_is_not_the_callers() {
+        let store = MemStore::new(1 << 20);
+        let volume = volume_over(&store);
+        let name = OsStr::new("there");
+        let creator = Creator { uid: 0, gid: 0, umask: 0 };
+        let made = store.create(ROOT, Name::new(name).expect("a name"), 0o644, creator);
+        made.expect("another process makes it");
+        let first = Server::new(Journal::create().expect("a journal"), 8);
+        let exists = || Err(store::Error::new(store::ErrorKind::Exists, "create").into());
+        let created = first.once().create((&volume, ROOT, name), |_| Ok(()), exists);
+        assert_eq!(created, Err(Errno::EXIST));
+        let next = first.next();
+        let created = next.once().create((&volume, ROOT, name), |_| Ok(()), || Ok(()));
+        assert_eq!(created, Err(Errno::EXIST), "it was opened");
+    }
+
+    #[test]
+    fn what_belongs_to_a_change_is_done_where_the_server_died_before_it() {
+        let first = Server::new(Journal::create().expect("a journal"), 8);
+        // It dies when it has changed the store.
+        first.once().set(Phase::Intent(0));
+        let next = first.next();
+        let finished = Cell::new(0);
+        let finish = || {
+            finished.set(finished.get() + 1);
+            Ok(())
+        };
+        let again = || panic!("it was changed already");
+        assert_eq!(next.once().change(|| true, finish, again), Ok(()));
+        assert_eq!(finished.get(), 1);
+        // The outcome is noted.
+        let last = next.next();
+        let not = || panic!("it was done");
+        assert_eq!(last.once().change(|| true, not, not), Ok(()));
     }
 }

@@ -27,12 +27,15 @@ pub(super) fn set(
         _ => return reply.error(Errno::INVAL),
     };
     let is_set = || cx.volume().get_xattr(cx.node(), name).is_ok_and(|found| found == value);
-    let set = || {
-        cx.volume().set_xattr(&cx.ctx(), cx.node(), name, value, how)?;
+    let finish = || {
         if arg.setxattr_flags & SETXATTR_ACL_KILL_SGID != 0 {
             clear_set_group_id(cx)?;
         }
         Ok(())
+    };
+    let set = || {
+        cx.volume().set_xattr(&cx.ctx(), cx.node(), name, value, how)?;
+        finish()
     };
     // Only one that must not be there is found changed by a second attempt.
     if how != SetXattr::Create {
@@ -41,7 +44,7 @@ pub(super) fn set(
     if cx.once.is_noted() && !cx.once.is_resent() && cx.volume().get_xattr(cx.node(), name).is_ok() {
         return reply.error(Errno::EXIST);
     }
-    done(reply, cx.once.change(is_set, set))
+    done(reply, cx.once.change(is_set, finish, set))
 }
 
 pub(super) fn remove(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
@@ -53,7 +56,7 @@ pub(super) fn remove(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr) ->
         return reply.error(crate::protocol::errno::of(&error));
     }
     let remove = || cx.volume().remove_xattr(&cx.ctx(), cx.node(), name);
-    done(reply, cx.once.change(|| find().is_some(), remove))
+    done(reply, cx.once.change(|| find().is_some(), || Ok(()), remove))
 }
 
 /// Needed when a caller outside the file's group sets an access ACL.
