@@ -211,9 +211,10 @@ impl RuntimeDir {
     fn find_measured(&self, id: &VolumeId) -> Option<(Found, u64)> {
         // Connect first: a process that ends between the two leaves its final record behind.
         let mut silent = None;
-        let client = match self.connect(id) {
+        let (connected, record) = self.connect(id);
+        let client = match connected {
             Ok(client) => Some(client),
-            Err(CallError::Gone) if self.is_kept(id) => {
+            Err(CallError::Gone) if record.as_ref().is_some_and(|(record, _)| is_kept(record)) => {
                 silent = Some("its process has died, and another one takes over".to_owned());
                 None
             }
@@ -233,7 +234,7 @@ impl RuntimeDir {
                 None
             }
         };
-        let (record, length) = self.read_measured(id)?;
+        let (record, length) = record.or_else(|| self.read_measured(id))?;
         // Another user's word for a keeper is not taken.
         let keeper = record.keeper.filter(|_| !self.is_foreign());
         let client = client.map(|client| client.kept_by(keeper));
@@ -241,26 +242,21 @@ impl RuntimeDir {
     }
 
     /// Connects to the volume's process; where that has died and another one is about to take over,
-    /// waits for it.
-    fn connect(&self, id: &VolumeId) -> std::result::Result<Client, CallError> {
+    /// waits for it. With the record, and its length, if it was read for that: another user's is not,
+    /// which could name any process, and have the caller wait.
+    fn connect(&self, id: &VolumeId) -> (std::result::Result<Client, CallError>, Option<(Record, u64)>) {
         let until = Instant::now() + TAKEOVER;
         loop {
-            match Client::connect(&self.open, &socket(id)) {
-                Err(CallError::Gone | CallError::Crowded) if self.is_kept(id) && Instant::now() < until => {
-                    std::thread::sleep(TAKEOVER_LOOK);
-                }
-                done => return done,
+            let connected = Client::connect(&self.open, &socket(id));
+            if self.is_foreign() || !matches!(connected, Err(CallError::Gone | CallError::Crowded)) {
+                return (connected, None);
             }
+            let record = self.read_measured(id);
+            if !record.as_ref().is_some_and(|(record, _)| is_kept(record)) || Instant::now() >= until {
+                return (connected, record);
+            }
+            std::thread::sleep(TAKEOVER_LOOK);
         }
-    }
-
-    /// Whether another process takes over where the volume's has died. Another user's directory could
-    /// name any process, and have the caller wait.
-    fn is_kept(&self, id: &VolumeId) -> bool {
-        let record = if self.is_foreign() { None } else { self.read_record(id) };
-        record.is_some_and(|record| {
-            record.ended.is_none() && record.keeper.is_some_and(|keeper| keeper.is_running())
-        })
     }
 
     /// The volumes that `name` may mean: an id, a path where volumes are, or a store by its
@@ -543,6 +539,11 @@ pub fn new_id() -> Result<VolumeId> {
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
         .map_err(|error| Problem::failure(format!("no random numbers: {error}")))?;
     Ok(VolumeId::from_number(u32::from_le_bytes(random).max(1)))
+}
+
+/// Whether another process takes over where the volume's has died.
+fn is_kept(record: &Record) -> bool {
+    record.ended.is_none() && record.keeper.is_some_and(|keeper| keeper.is_running())
 }
 
 fn socket(id: &VolumeId) -> String {

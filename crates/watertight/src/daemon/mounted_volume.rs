@@ -6,10 +6,12 @@
 //! | `info`, `volume`, `attachments`, `upgrader` | immutable |
 //! | `ended` | tokio's watch channel; written once, by the supervisor |
 //! | `connection` | atomic, only grows (module `connection`) |
+//! | `limiting` | held while limits are set and given to the keeper, which has the last ones so |
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use sync::Mutex;
 use tokio::sync::watch;
 use volume::events::Events;
 use volume::{DrainReport, Volume};
@@ -55,6 +57,7 @@ pub struct MountedVolume {
     events: Sender<SupervisorEvent>,
     ended: watch::Sender<Option<Ended>>,
     connection: Arc<AtomicConnectionState>,
+    limiting: Mutex<()>,
 }
 
 impl MountedVolume {
@@ -68,7 +71,8 @@ impl MountedVolume {
         connection: Arc<AtomicConnectionState>,
         upgrader: Upgrader,
     ) -> Self {
-        Self { info, volume, attachments, upgrader, events, ended: watch::Sender::new(None), connection }
+        let (ended, limiting) = (watch::Sender::new(None), Mutex::new(()));
+        Self { info, volume, attachments, upgrader, events, ended, connection, limiting }
     }
 
     /// Reports to all waiting clients how the volume ended.
@@ -135,7 +139,7 @@ impl MountedVolume {
             (false, _) => RecoveryState::Incomplete,
             (true, false) => RecoveryState::NoKeeper,
         };
-        RecoveryStatus { state, deaths: recovery.journal.servers() }
+        RecoveryStatus { state, deaths: recovery.journal.servers(), not_held: self.volume.not_held() }
     }
 
     fn umount_unless_held(&self) -> Result<UmountReply, String> {
@@ -225,6 +229,7 @@ impl Service for MountedVolume {
 
     fn limit(&self, request: LimitRequest) -> Result<Limits, String> {
         let _change = self.upgrader.changes.pass();
+        let _one = self.limiting.lock();
         let limits = limit(&self.volume, &request)?;
         // The server that follows has it from the keeper.
         match serve::give(self.handed()) {

@@ -504,13 +504,19 @@ fn print_notes(shown: &VolumeReport) {
 }
 
 fn print_recovery(at: &Name, recovery: &RecoveryStatus) {
-    let RecoveryStatus { state, deaths } = recovery;
+    let RecoveryStatus { state, deaths, not_held } = recovery;
     match state {
         RecoveryState::Off => {}
         RecoveryState::On => {
             let died = units::count(*deaths, "server has died so far", "servers have died so far");
             let note = format!("{at}: another server follows if its process dies; {died}");
             console().print(&console().paint(Colour::Dim, &note));
+            if *not_held > 0 {
+                let files = units::count(*not_held, "open file has", "open files have");
+                warn(&format!(
+                    "{at}: {files} lost the name and would be gone with its process: the keeper holds no more"
+                ));
+            }
         }
         RecoveryState::NoKeeper => {
             warn(&format!("{at}: its keeper is gone: the mount ends with its process"))

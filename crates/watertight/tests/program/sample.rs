@@ -127,6 +127,6 @@ pub(crate) fn status() -> Status {
             error: Some("it cannot".into()),
             pause_us: 175,
         },
-        recovery: RecoveryStatus { state: RecoveryState::On, deaths: 176 },
+        recovery: RecoveryStatus { state: RecoveryState::On, deaths: 176, not_held: 177 },
     }
 }

@@ -24,4 +24,7 @@ pub struct RecoveryStatus {
     pub state: RecoveryState,
     /// How many have died so far.
     pub deaths: u64,
+    /// Files that have lost a name while they were open, and that the next server would not have: the
+    /// keeper holds no more.
+    pub not_held: u64,
 }

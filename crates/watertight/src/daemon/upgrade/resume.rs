@@ -144,7 +144,10 @@ pub(crate) fn resume(
     let failed = |what: &str, error: &dyn std::fmt::Display| Problem::failure(format!("{what}: {error}"));
     let tree = Hierarchy::find(&options.cgroup)
         .map_err(|error| Problem::usage(in_one_line(&format!("option cgroup: {error}"))))?;
-    fuse::mount::will_serve();
+    if !options.recover {
+        // As in the first program: what a device of the process reports would end with it.
+        fuse::mount::will_serve();
+    }
     let (sender, events) = channel();
     let to_supervisor = sender.clone();
     signals::watch(move |name| to_supervisor.send(SupervisorEvent::Signal(name)).is_ok())
