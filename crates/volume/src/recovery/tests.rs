@@ -37,7 +37,8 @@ fn followed(volume: Arc<Volume>, store: Arc<dyn Store>) -> Arc<Volume> {
     let journal = &volume.recovery().expect("it is noted").journal;
     let file = journal.file().expect("a file").try_clone_to_owned().expect("a copy");
     let journal = Journal::recover(file, false).expect("it is whole");
-    std::mem::forget(volume);
+    // Its end would end the store.
+    let _never_dropped = std::mem::ManuallyDrop::new(volume);
     Volume::recover(store, options(journal, Link::to_nobody()), &[]).expect("a volume")
 }
 
