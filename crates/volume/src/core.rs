@@ -16,7 +16,7 @@ use crate::events::Events;
 use crate::failed_reads::FailedReads;
 use crate::inode::Inode;
 use crate::io::page::Pool;
-use crate::recovery::{Inherited, NotHeld};
+use crate::noted::{Inherited, NotHeld};
 use crate::stall::Stall;
 use crate::table::Table;
 use crate::tenants::Tenants;

@@ -30,8 +30,8 @@ use writeback::{ErrSeq, InodeWb, Permit};
 use crate::core::Core;
 use crate::io::cache::Cache;
 use crate::io::page::PAGE;
+use crate::noted::Noted;
 use crate::privileges::Known;
-use crate::recovery::Noted;
 use crate::{NodeId, Result};
 
 /// One object in use.

@@ -26,6 +26,7 @@
 //! lifecycle   status, sync, shutdown, abort; state is what they share
 //! core, inode, table, handles   the state: of a volume, of an object, all of them, what is open
 //! recovery    a volume goes on after its process has died
+//! noted       what is kept in mind for that
 //! handover    a volume goes on in the next program of its process
 //! deferred_close, stall         a store that does not answer
 //! tenants, limits, unsynced     whose data it is, its limits, what is not durable yet
@@ -58,6 +59,7 @@ mod io;
 mod lifecycle;
 mod limits;
 mod names;
+mod noted;
 mod privileges;
 mod recovery;
 mod stall;

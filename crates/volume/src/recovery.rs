@@ -7,74 +7,24 @@
 //! An opening whose object cannot be found again is there still, also of a directory: calls of it end
 //! with the store's error, which is "stale".
 //!
-//! A file that the keeper does not take is lost with the server, and only that one: see [`NotHeld`].
+//! A file that the keeper does not take is lost with the server, and only that one: see
+//! [`NotHeld`](crate::noted::NotHeld).
 
 use std::ffi::OsStr;
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use recovery::{Journal, OpenKind, OpenRecord, Slot};
 use store::{Access, Dir, DirEntry, ErrorKind, Name, Store};
 use sync::Mutex;
-use sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use sync::atomic::Ordering;
 use sync::mutant::is_on;
 
 use crate::core::Core;
 use crate::handles::{DirHandle, FileHandle};
 use crate::inode::{Inode, State};
+use crate::noted::Held;
 use crate::{Error, HandleId, LimitChange, NodeId, OpenFlags, Options, Result, Volume};
-
-/// What of an inode is left to a server that follows.
-#[derive(Debug)]
-pub(crate) struct Noted {
-    /// Where the kernel's look-ups are noted, once that is done; set under the inode's state.
-    slot: OnceLock<Slot>,
-    /// Locked while the keeper is given the opening.
-    held: Mutex<Held>,
-}
-
-impl Default for Noted {
-    fn default() -> Self {
-        Self { slot: OnceLock::new(), held: Mutex::new(Held::No) }
-    }
-}
-
-/// Whether the keeper has an opening of a file, since that lost its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Held {
-    No,
-    Yes,
-    /// It has not taken it; counted in [`NotHeld`].
-    Refused,
-}
-
-/// What a server before this one has changed may not be durable.
-#[derive(Debug)]
-pub(crate) struct Inherited {
-    is_left: AtomicBool,
-    /// Locked while it is made durable; the store is called under it.
-    settling: Mutex<()>,
-}
-
-impl Default for Inherited {
-    fn default() -> Self {
-        Self { is_left: AtomicBool::new(false), settling: Mutex::new(()) }
-    }
-}
-
-/// Files that have lost a name while they were open and that the keeper does not hold: it holds so many
-/// at most, whoever they are of. If the server dies, these are gone, and all others are there.
-#[derive(Debug)]
-pub(crate) struct NotHeld {
-    now: AtomicU64,
-    is_said: AtomicBool,
-}
-
-impl Default for NotHeld {
-    fn default() -> Self {
-        Self { now: AtomicU64::new(0), is_said: AtomicBool::new(false) }
-    }
-}
 
 /// A directory that was open when a server died, and that could not be opened again yet.
 #[derive(Debug)]

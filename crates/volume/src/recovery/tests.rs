@@ -8,6 +8,8 @@ use recovery::link::{self, HELD_MAX};
 use recovery::{Link, Memory, Recovery};
 use rustix::net::{RecvFlags, recv};
 use store::{DirStore, MemStore};
+use sync::Mutex;
+use sync::atomic::{AtomicBool, AtomicU64};
 
 use super::*;
 use crate::{Caller, Cancel, Ctx, WriteFlags};
