@@ -1,7 +1,5 @@
 //! Programs that check all that they see, while servers are killed.
 
-#![expect(clippy::print_stdout, reason = "the figures of a campaign")]
-
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
