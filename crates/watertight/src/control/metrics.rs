@@ -40,7 +40,7 @@ pub enum MetricKind {
 type Figure = (&'static str, MetricKind, &'static str, fn(&Status) -> u64);
 
 /// The figures without labels of their own.
-const FIGURES: [Figure; 29] = {
+const FIGURES: [Figure; 31] = {
     use MetricKind::{Counter, Gauge};
     [
         ("read_only", Gauge, "1 where the volume is read-only.", |v| v.read_only.into()),
@@ -97,6 +97,13 @@ const FIGURES: [Figure; 29] = {
             Counter,
             "How often one could not, and the one before took it back.",
             |v| v.upgrades.failed,
+        ),
+        ("recovery_deaths_total", Counter, "Servers of the mount that have died.", |v| v.recovery.deaths),
+        (
+            "recovery_not_held_files",
+            Gauge,
+            "Files without a name that the next server would not have.",
+            |v| v.recovery.not_held,
         ),
         ("open_fds", Gauge, "Open descriptors of the mount process.", |v| v.process.open_fds),
         ("max_fds", Gauge, "Descriptors that the mount process may have open.", |v| v.process.max_fds),
