@@ -18,6 +18,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -29,8 +30,10 @@ use crate::threads::spawn;
 const PATIENCE: Duration = Duration::from_millis(50);
 /// How long a thread has to sleep until it is one that hangs.
 const HANGS_AFTER: Duration = Duration::from_secs(1);
-/// So many threads may be left behind in this process.
-const HANGING_MAX: usize = 32;
+/// So many threads may look at the same time in this process, those that are left behind among them:
+/// one whose search ended before its time may hang as well.
+const LOOKERS_MAX: usize = 32;
+static LOOKERS: AtomicUsize = AtomicUsize::new(0);
 
 /// The looks that have not returned, by process.
 static HANGING: LazyLock<Mutex<BTreeMap<PathBuf, Sleeper>>> = LazyLock::new(Mutex::default);
@@ -81,6 +84,25 @@ fn sleeps(task: &Path) -> Option<String> {
     field("voluntary_ctxt_switches:").filter(|_| is_asleep).map(str::to_owned)
 }
 
+/// A place among the threads that look.
+#[derive(Debug)]
+struct Place;
+
+impl Place {
+    fn take() -> Option<Self> {
+        let more = |now: usize| (now < LOOKERS_MAX).then_some(now + 1);
+        // ORDERING: Relaxed, a count that publishes nothing.
+        LOOKERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed, as in `take`.
+        LOOKERS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// A thread that looks into processes, one after the other.
 #[derive(Debug)]
 struct Looker<T> {
@@ -89,10 +111,11 @@ struct Looker<T> {
 }
 
 impl<T: Send + 'static> Looker<T> {
-    fn start(processes: VecDeque<PathBuf>, look: fn(&Path) -> T) -> io::Result<Self> {
+    fn start(place: Place, processes: VecDeque<PathBuf>, look: fn(&Path) -> T) -> io::Result<Self> {
         let (answer, answers) = channel();
         let (report, reported) = channel();
         let body = move || {
+            let _until_it_ends = place;
             let tid = rustix::thread::gettid().as_raw_nonzero();
             // Failure, here and below: no thread waits for it any more.
             let _unheard = report.send(PathBuf::from(format!("/proc/self/task/{tid}")));
@@ -154,11 +177,11 @@ pub(super) fn look_into<T: Send + 'static>(
         }
     }
     while !left.is_empty() {
-        if HANGING.lock().len() >= HANGING_MAX {
+        let Some(place) = Place::take() else {
             left.iter().all(|process| take(process, Found::Unknown));
             return Ok(());
-        }
-        let looker = Looker::start(left.clone(), look)?;
+        };
+        let looker = Looker::start(place, left.clone(), look)?;
         while let Some(process) = left.pop_front() {
             let found = looker.next(&process);
             let is_left_behind = found.is_none();
@@ -175,11 +198,13 @@ pub(super) fn look_into<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
 
     use super::*;
 
     static IS_SHUT: AtomicBool = AtomicBool::new(true);
+    /// One test at a time: they share the places.
+    static ALONE: LazyLock<Mutex<()>> = LazyLock::new(Mutex::default);
 
     /// Waits for as long as it is to where it is asked for.
     fn look(process: &Path) -> String {
@@ -204,6 +229,7 @@ mod tests {
 
     #[test]
     fn one_that_takes_long_keeps_no_other_and_is_looked_at_again() {
+        let _alone = ALONE.lock();
         let seen = |name: &str| (name.to_owned(), Found::Seen(name.to_owned()));
         let begun = Instant::now();
         for _ in 0..3 {
@@ -221,7 +247,22 @@ mod tests {
     }
 
     #[test]
+    fn where_too_many_look_nothing_is_known() {
+        let _alone = ALONE.lock();
+        let places: Vec<Place> = std::iter::from_fn(Place::take).collect();
+        let mut all = Vec::new();
+        let taken = look_into(vec![PathBuf::from("e")], look, |_, found| {
+            all.push(found);
+            true
+        });
+        taken.unwrap();
+        drop(places);
+        assert_eq!(all, [Found::Unknown]);
+    }
+
+    #[test]
     fn it_ends_where_enough_was_found() {
+        let _alone = ALONE.lock();
         let mut calls = 0;
         let processes = vec![PathBuf::from("c"), PathBuf::from("d")];
         look_into(processes, look, |_, _| {
