@@ -7,7 +7,7 @@ use recovery::{Journal, Link, Recovery, keeper};
 use store::Store;
 
 use crate::cli::opts::MountOptions;
-use crate::daemon::upgrade::state::{State, VERSION, bytes_of};
+use crate::daemon::upgrade::state::State;
 use crate::daemon::upgrade::upgrader::Handed;
 use crate::host::{checks, notify};
 use crate::object_volumes;
@@ -73,34 +73,14 @@ pub(crate) fn check_store(options: &MountOptions, store: &dyn Store) -> Result<(
 pub(crate) fn give(mounted: Handed<'_>) -> std::result::Result<(), String> {
     let Some(recovery) = mounted.volume.recovery() else { return Ok(()) };
     let io = |error: std::io::Error| error.to_string();
-    let (upgrader, info) = (mounted.upgrader, mounted.info);
     let (volume, lock) = mounted.volume.recoverable(LOCK).ok_or("its store is closed")?;
-    let state = State {
-        version: VERSION,
-        kept: vec![DEVICE, LOCK, LISTENER],
-        program: -1,
-        reason: -1,
-        listener: LISTENER,
-        arguments: bytes_of(&upgrader.arguments),
-        agent: None,
-        id: info.id.clone(),
-        source: info.source.clone(),
-        mount: info.mount.clone(),
-        unique_id: info.unique_id,
-        read_only: info.read_only,
-        started_ms: info.started_ms,
-        mounted: upgrader.mounted.clone(),
-        session: mounted.session.recoverable(DEVICE),
-        volume,
-        paused_ns: 0,
-        upgrades: upgrader.past.count,
-        failed: upgrader.past.failed,
-    };
+    let session = mounted.session.recoverable(DEVICE);
+    let state = State { kept: vec![DEVICE, LOCK, LISTENER], ..mounted.state(LISTENER, session, volume) };
     let bytes = serde_json::to_vec(&state).map_err(|error| error.to_string())?;
     let sealed = handover::seal("watertight-state", &bytes).map_err(io)?;
     let device = mounted.session.device();
     let journal = recovery.journal.file().ok_or("the journal is in no file")?;
-    let given = [sealed.as_fd(), journal, device.as_fd(), lock.as_fd(), upgrader.listener.as_fd()];
+    let given = [sealed.as_fd(), journal, device.as_fd(), lock.as_fd(), mounted.upgrader.listener.as_fd()];
     recovery.link.send_state(&given).map_err(io)
 }
 

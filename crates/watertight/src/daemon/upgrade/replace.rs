@@ -11,7 +11,7 @@ use handover::Kept;
 use volume::{Volume, VolumeHandover};
 
 use super::prepare::{can_be_handed_over, make_durable, result_of};
-use super::state::{State, VERSION, bytes_of, now_ns};
+use super::state::{State, now_ns};
 use super::upgrader::{Handed, PreparedUpgrade, with_state};
 use crate::host::mount_agent::{self, AgentRequest};
 use crate::host::mountinfo::Mount;
@@ -82,25 +82,12 @@ fn try_replace(
     let (program, reason) = (kept.copy(program.as_fd()).map_err(io)?, kept.copy(reason.as_fd()).map_err(io)?);
     let listener = kept.copy(upgrader.listener.as_fd()).map_err(io)?;
     let state = State {
-        version: VERSION,
         kept: kept.numbers(),
         program,
         reason,
-        listener,
-        arguments: bytes_of(&upgrader.arguments),
         agent: mount_agent::pid(),
-        id: info.id.clone(),
-        source: info.source.clone(),
-        mount: info.mount.clone(),
-        unique_id: info.unique_id,
-        read_only: info.read_only,
-        started_ms: info.started_ms,
-        mounted: upgrader.mounted.clone(),
-        session,
-        volume,
         paused_ns,
-        upgrades: upgrader.past.count,
-        failed: upgrader.past.failed,
+        ..mounted.state(listener, session, volume)
     };
     let bytes = serde_json::to_vec(&state).map_err(|error| io(error.into()))?;
     let sealed = Arc::new(handover::seal("watertight-state", &bytes).map_err(io)?);

@@ -2,18 +2,19 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use fuse::{MountHandover, SessionView};
+use fuse::{MountHandover, SessionHandover, SessionView};
 use sync::Mutex;
-use volume::Volume;
+use volume::{Volume, VolumeHandover};
 
 use super::change_gate::ChangeGate;
+use super::state::{State, VERSION, bytes_of};
 use crate::control::api::Upgrades;
 use crate::daemon::volume_info::VolumeInfo;
 
@@ -27,6 +28,35 @@ pub(crate) struct Handed<'a> {
     pub(crate) volume: &'a Arc<Volume>,
     pub(crate) session: &'a SessionView,
     pub(crate) upgrader: &'a Upgrader,
+}
+
+impl Handed<'_> {
+    /// The state for a program that follows one which is no more; one that is handed the mount gets
+    /// more besides.
+    pub(crate) fn state(self, listener: RawFd, session: SessionHandover, volume: VolumeHandover) -> State {
+        let (upgrader, info) = (self.upgrader, self.info);
+        State {
+            version: VERSION,
+            kept: Vec::new(),
+            program: -1,
+            reason: -1,
+            listener,
+            arguments: bytes_of(&upgrader.arguments),
+            agent: None,
+            id: info.id.clone(),
+            source: info.source.clone(),
+            mount: info.mount.clone(),
+            unique_id: info.unique_id,
+            read_only: info.read_only,
+            started_ms: info.started_ms,
+            mounted: upgrader.mounted.clone(),
+            session,
+            volume,
+            paused_ns: 0,
+            upgrades: upgrader.past.count,
+            failed: upgrader.past.failed,
+        }
+    }
 }
 
 /// What a mount process needs to hand its mount over, and did so far.
