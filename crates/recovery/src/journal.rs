@@ -53,11 +53,12 @@ use crate::memory::{Memory, MemoryFile};
 pub use record::{NodeKey, NodeRecord, OpenKind, OpenRecord, Phase, RequestRecord, Slot};
 
 /// Which format it has.
-const FORMAT: u64 = 0x5754_5245_434f_0002;
-/// Nodes at most: those that the kernel knows at a time.
-pub const NODES_MAX: usize = 1 << 20;
+const FORMAT: u64 = 0x5754_5245_434f_0003;
+/// Nodes at most: those that the kernel knows at a time. It has sixteen gigabytes of its own for so many; the
+/// journal takes memory only for slots that were used, 192 bytes each.
+pub const NODES_MAX: usize = 1 << 24;
 /// Open files and directories at most.
-pub const OPENS_MAX: usize = 1 << 18;
+pub const OPENS_MAX: usize = 1 << 20;
 /// Requests in hand at most, and as many orphans.
 pub const REQUESTS_MAX: usize = if cfg!(shuttle) { 16 } else { 1 << 13 };
 /// The longest handle (`MAX_HANDLE_SZ`).

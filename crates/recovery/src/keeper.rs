@@ -6,7 +6,8 @@
 //! own will.
 //!
 //! A server that dies is followed by another one. Where that is in vain (it dies before it serves,
-//! or again and again), the keeper gives up, and the mount ends as without it.
+//! or again and again), the keeper gives up, and the mount ends as without it. Where the host lacks what a
+//! process needs, the keeper tries again until it has it: callers of the mount wait meanwhile.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use sync::Mutex;
 
-use crate::link::{self, HELD_MAX, Message};
+use crate::link::{self, HELD_MAX, Held, HoldId, Message};
 use crate::sys;
 
 /// Under these numbers a server finds: the state, the journal, the kernel's connection, the lock on the
@@ -33,7 +34,7 @@ pub const LINK: RawFd = 905;
 pub const HELD: RawFd = 906;
 
 /// The argument that says to a program that it is kept: `first`, or how many servers died before,
-/// whether the last one crashed or was killed, and which objects are held, as `NODE:NUMBER`.
+/// whether the last one crashed or was killed, and which objects are held, as `NODE:HOLD:NUMBER`.
 pub const ARGUMENT: &str = "--kept=";
 
 /// A server that has lived so long has not died at once.
@@ -45,6 +46,8 @@ const DEATHS_MAX: u32 = 10;
 const PANICKED: i32 = 101;
 /// The pause before another one, by how many died at once.
 const PAUSE: Duration = Duration::from_millis(20);
+/// The longest pause before another try to start one: nothing tells when the host has what that needs.
+const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// The server that runs now, to be signalled.
 #[derive(Debug, Clone, Default)]
@@ -102,12 +105,12 @@ impl Signalled {
 
 /// What happens, for the program that keeps.
 pub trait Events {
-    /// The first server serves; with its standard output and error.
-    fn ready(&mut self, output: Vec<OwnedFd>);
+    /// The first server serves; with its standard output and error, and lines for who waits for the mount.
+    fn ready(&mut self, output: Vec<OwnedFd>, lines: &str);
     /// To be told to the service manager.
     fn notify(&mut self, text: &str);
-    /// A server has died, and another one is started; in words.
-    fn died(&mut self, words: &str);
+    /// A server has died, and another one is started, or something stands in the way of that; in words.
+    fn say(&mut self, words: &str);
 }
 
 /// How it ended.
@@ -126,7 +129,7 @@ pub struct Keeper {
     arguments: Vec<OsString>,
     server: Server,
     state: Vec<Arc<OwnedFd>>,
-    held: BTreeMap<u64, Arc<OwnedFd>>,
+    held: BTreeMap<HoldId, (u64, Arc<OwnedFd>)>,
     is_ending: bool,
     /// The server that runs now does, and one has.
     serves: bool,
@@ -144,15 +147,18 @@ impl Keeper {
     /// Keeps a server until it ends. A mount that was never served ends with its first server.
     ///
     /// # Errors
-    /// When none can be started.
+    /// When the first one cannot be started.
     pub fn run(mut self, events: &mut impl Events) -> io::Result<Ended> {
         let (mut deaths, mut at_once, mut unserved, mut crash) = (0_u32, 0, 0, false);
         loop {
             let out_of_memory = sys::out_of_memory_kills();
-            let (mut child, link) = self.start(deaths, crash)?;
+            let (mut child, link) = self.start_until(deaths, crash, events)?;
             let begun = Instant::now();
             self.serves = false;
-            self.listen(&link, events)?;
+            if let Err(error) = self.listen(&link, events) {
+                events.say(&format!("the server's messages cannot be read any more: {error}"));
+            }
+            drop(link);
             let status = child.wait()?;
             self.server.end();
             // A panic of its first thread has the kernel's end of the connection closed as well.
@@ -181,8 +187,30 @@ impl Keeper {
                     "{how}; {at_once} have ended so, one soon after the other: no other is started"
                 )));
             }
-            events.died(&format!("{how}: another one takes over"));
+            events.say(&format!("{how}: another one takes over"));
             thread::sleep(PAUSE * (at_once - 1));
+        }
+    }
+
+    /// Starts a server; again and again, where one has served: its mount waits for the next.
+    fn start_until(
+        &self,
+        deaths: u32,
+        crash: bool,
+        events: &mut impl Events,
+    ) -> io::Result<(Child, OwnedFd)> {
+        let mut pause = PAUSE;
+        loop {
+            match self.start(deaths, crash) {
+                Err(error) if self.has_served => {
+                    if pause == PAUSE {
+                        events.say(&format!("no server can be started: {error}; it is tried until one can"));
+                    }
+                    thread::sleep(pause);
+                    pause = RETRY_MAX.min(pause * 2);
+                }
+                started => return started,
+            }
         }
     }
 
@@ -195,8 +223,8 @@ impl Keeper {
         } else {
             argument.push(format!("{deaths},{}", if crash { "crashed" } else { "killed" }));
             passed.extend(self.state.iter().map(Arc::clone).zip(NUMBERS));
-            for ((node, object), number) in self.held.iter().zip(HELD..) {
-                argument.push(format!(",{node}:{number}"));
+            for ((hold, (node, object)), number) in self.held.iter().zip(HELD..) {
+                argument.push(format!(",{node}:{}:{number}", hold.0));
                 passed.push((Arc::clone(object), number));
             }
         }
@@ -207,9 +235,17 @@ impl Keeper {
         }
         command.arg(argument).args(arguments).process_group(0);
         sys::pass(&mut command, above(passed)?);
-        let child = command.spawn()?;
+        let mut child = command.spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let process = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose()?;
+        let process = match pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose() {
+            Ok(process) => process,
+            Err(error) => {
+                // Another one is started: there must not be two.
+                child.kill()?;
+                child.wait()?;
+                return Err(error.into());
+            }
+        };
         self.server.begin(process, deaths > 0);
         Ok((child, keeper))
     }
@@ -222,22 +258,22 @@ impl Keeper {
                     self.state = state.into_iter().map(Arc::new).collect();
                 }
                 Message::State(_) => {}
-                Message::Ready(output) if !self.state.is_empty() => {
+                Message::Ready(output, lines) if !self.state.is_empty() => {
                     self.serves = true;
                     self.server.serves();
                     if !std::mem::replace(&mut self.has_served, true) {
-                        events.ready(output);
+                        events.ready(output, &lines);
                     }
                 }
-                Message::Ready(_) => {}
+                Message::Ready(..) => {}
                 Message::Notify(text) => events.notify(&text),
                 // The server counts them.
-                Message::Hold(node, object) => {
+                Message::Hold(Held { id, node }, object) => {
                     if self.held.len() < HELD_MAX {
-                        self.held.insert(node, Arc::new(object));
+                        self.held.insert(id, (node, Arc::new(object)));
                     }
                 }
-                Message::Drop(node) => drop(self.held.remove(&node)),
+                Message::Drop(id) => drop(self.held.remove(&id)),
                 Message::End => self.is_ending = true,
             }
         }

@@ -23,7 +23,7 @@ pub mod memory;
 mod sys;
 
 pub use journal::{Journal, NodeKey, NodeRecord, OpenKind, OpenRecord, Phase, RequestRecord, Slot};
-pub use link::Link;
+pub use link::{Held, HoldId, Link};
 pub use memory::Memory;
 
 /// What a server needs so that another one can follow it.
@@ -33,8 +33,8 @@ pub struct Recovery {
     pub journal: Journal,
     /// The way to the keeper.
     pub link: Link,
-    /// The nodes whose data the keeper held when this server began.
-    pub held: Vec<u64>,
+    /// What the keeper held when this server began.
+    pub held: Vec<Held>,
 }
 
 impl Recovery {

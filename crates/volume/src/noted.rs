@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use recovery::Slot;
+use recovery::{HoldId, Slot};
 use sync::Mutex;
 use sync::atomic::{AtomicBool, AtomicU64};
 
@@ -26,7 +26,7 @@ impl Default for Noted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Held {
     No,
-    Yes,
+    Yes(HoldId),
     /// It has not taken it; counted in [`NotHeld`].
     Refused,
 }

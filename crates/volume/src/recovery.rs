@@ -155,9 +155,7 @@ impl Inode {
         }
         match *noted.held.lock() {
             Held::No => {}
-            Held::Yes => {
-                let _keeper_is_gone = recovery.link.drop_held(self.id.0);
-            }
+            Held::Yes(id) => recovery.link.drop_held(id),
             Held::Refused => self.core.end_not_held(),
         }
     }
@@ -193,7 +191,7 @@ impl Volume {
         // Also where another thread removes another name: this one's is not removed before the
         // keeper has the data.
         let mut held = noted.held.lock();
-        if *held == Held::Yes {
+        if matches!(*held, Held::Yes(_)) {
             return;
         }
         let give = || {
@@ -202,8 +200,8 @@ impl Volume {
             recovery.link.hold(inode.id.0, file.descriptor().ok_or(io::ErrorKind::Unsupported)?)
         };
         match give() {
-            Ok(()) => {
-                if std::mem::replace(&mut *held, Held::Yes) == Held::Refused {
+            Ok(id) => {
+                if std::mem::replace(&mut *held, Held::Yes(id)) == Held::Refused {
                     self.core.end_not_held();
                 }
             }
@@ -250,9 +248,12 @@ impl Volume {
             inode.state().resume(node.lookups, None);
             core.table.restore(inode);
         }
-        for inode in recovery.held.iter().filter_map(|node| core.table.get(store::ObjectId(*node))) {
-            if let Some(noted) = &inode.noted {
-                *noted.held.lock() = Held::Yes;
+        for held in &recovery.held {
+            let inode = core.table.get(store::ObjectId(held.node));
+            match inode.as_ref().and_then(|inode| inode.noted.as_ref()).map(|noted| noted.held.lock()) {
+                Some(mut state) if *state == Held::No => *state = Held::Yes(held.id),
+                // Its inode is gone, or another opening of it is held.
+                _ => recovery.link.drop_held(held.id),
             }
         }
         for (slot, open) in recovery.journal.opens() {

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use recovery::link::{self, HELD_MAX};
-use recovery::{Link, Memory, Recovery};
+use recovery::{Held as HeldByKeeper, HoldId, Link, Memory, Recovery};
 use rustix::net::{RecvFlags, recv};
 use store::{DirStore, MemStore};
 use sync::Mutex;
@@ -62,7 +62,8 @@ fn close(volume: &Volume, (id, handle): (NodeId, HandleId)) {
 fn over_directory(path: &Path, held: usize) -> (Arc<Volume>, OwnedFd) {
     let (keeper, server) = link::pair().expect("a pair");
     let store = DirStore::open(path).expect("a store");
-    (volume_over(store, Link::new(server, held)), keeper)
+    let held: Vec<_> = (0..held as u64).map(|id| HeldByKeeper { id: HoldId(id), node: u64::MAX }).collect();
+    (volume_over(store, Link::new(server, &held)), keeper)
 }
 
 #[test]
@@ -168,7 +169,7 @@ fn the_keeper_has_a_file_without_a_name_before_its_opening_is_noted() {
     let words = Arc::new(Watched { words: Mutex::default(), keeper, had_message: AtomicBool::new(false) });
     let journal = Journal::create_in(Arc::clone(&words) as _);
     let store = DirStore::open(dir.path()).expect("a store");
-    let volume = Volume::new(store, options(journal, Link::new(server, 0))).expect("a volume");
+    let volume = Volume::new(store, options(journal, Link::new(server, &[]))).expect("a volume");
     let made = with(|ctx| volume.tmpfile(ctx, NodeId::ROOT, 0o600, READ_WRITE));
     let Ok((entry, handle)) = made else {
         return testing::skipped("the host's file system makes no files without names");

@@ -4,6 +4,7 @@
 //! the signals, open the store (which locks it for this process), start the volume, mount,
 //! register, serve.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -184,20 +185,25 @@ pub fn run(args: &MountArgs, in_background: bool, is_kept: bool) -> Result<ExitC
     let utab = utab::Entry::add(&mounted.info.mount, &mounted.info.id);
     let at = mounted.info.mount.mountpoint.clone();
     mounted.volume.events().life(Life::Mounted, Some(at));
-    let recovery = recovery.map(|recovery| &**recovery);
-    if !in_background {
-        // First: who reads that it is ready may kill the server, and another one is to follow.
-        recovery::ready(recovery);
-    }
-    announce(&mounted, in_background);
-    if in_background {
-        if let Err(problem) = background::detach_output(log) {
-            // The mount is up all the same.
-            tracing::error!("{problem}");
+    let lines = announcement(&mounted, in_background);
+    // The keeper first: who reads that it is ready may kill the server, and another one is to follow.
+    match recovery {
+        Some(recovery) if in_background => {
+            detach_output(log);
+            // With the output that the keeper is to have.
+            recovery::ready(recovery, &lines.join("\n"));
         }
-        // With the output that the keeper is to have.
-        recovery::ready(recovery);
+        _ => {
+            if let Some(recovery) = recovery {
+                recovery::ready(recovery, "");
+            }
+            lines.iter().for_each(|line| console().print(line));
+            if in_background {
+                detach_output(log);
+            }
+        }
     }
+    notify(&format!("READY=1\nSTATUS=serving {}", mounted.info.mount.mountpoint.shown()));
     drop(step);
     let (source, mountpoint) = (source.spec, shown);
     supervise(Up { mounted, supervisor, registration, server, utab, source, mountpoint })
@@ -368,17 +374,17 @@ fn privileges_note(privileges: &[Name]) -> String {
     )
 }
 
-/// Prints or logs a guarantee that this host does not give.
-fn note(mounted: &MountedVolume, in_background: bool, text: &str) {
-    if in_background {
-        console().print(&format!("{}{text}", background::NOTE));
-    } else {
-        tracing::info!(volume = mounted.volume.name(), "{text}");
+fn detach_output(log: Option<File>) {
+    if let Err(problem) = background::detach_output(log) {
+        // The mount is up all the same.
+        tracing::error!("{problem}");
     }
 }
 
-/// Reports that the mount is up: to a person, if the mount goes to the background.
-fn announce(mounted: &MountedVolume, in_background: bool) {
+/// The lines for who waits for the mount; what a person is to know beside is logged, or is notes among
+/// these lines if the mount goes to the background.
+fn announcement(mounted: &MountedVolume, in_background: bool) -> Vec<String> {
+    let mut lines = Vec::new();
     let info = &mounted.info;
     let mount = &info.mount;
     let how = format!("{}{}", mountinfo::kind(mount), if info.read_only { ", read-only" } else { "" });
@@ -393,21 +399,24 @@ fn announce(mounted: &MountedVolume, in_background: bool) {
     if !mounted.attachments.session.has_seen_syncfs() {
         lacks.push(mount_agent::NO_SYNCFS.to_owned());
     }
-    if !lacks.is_empty() {
-        note(mounted, in_background, &lacks.join("; "));
+    let lacks = lacks.join("; ");
+    if !lacks.is_empty() && in_background {
+        lines.push(format!("{}{lacks}", background::NOTE));
+    } else if !lacks.is_empty() {
+        tracing::info!(volume = mounted.volume.name(), "{lacks}");
     }
     let privileges = mountinfo::privileges([mount]);
     if !privileges.is_empty() {
         let note = privileges_note(&privileges);
         if in_background {
-            console().print(&format!("{}{note}", background::NOTE));
+            lines.push(format!("{}{note}", background::NOTE));
         } else if logging::has_all() {
             tracing::warn!(volume = mounted.volume.name(), "{note}");
         } else {
             console().say(&console().paint_err(Colour::Yellow, &note));
         }
     }
-    console().print(&format!(
+    lines.push(format!(
         "{}: {} is mounted at {} (volume {}, {how}, pid {})",
         background::READY,
         info.source.shown(),
@@ -415,5 +424,5 @@ fn announce(mounted: &MountedVolume, in_background: bool) {
         info.id,
         std::process::id()
     ));
-    notify(&format!("READY=1\nSTATUS=serving {}", mount.mountpoint.shown()));
+    lines
 }

@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use crate::cli::MountArgs;
 use crate::daemon::upgrade::upgrader::arguments;
 use crate::host::{notify, process, signals};
+use crate::term::console::console;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::{Show as _, exact};
 
@@ -55,10 +56,11 @@ struct Told<'a> {
 }
 
 impl Events for Told<'_> {
-    fn ready(&mut self, output: Vec<OwnedFd>) {
+    fn ready(&mut self, output: Vec<OwnedFd>, lines: &str) {
         // The server has let go of the caller's terminal and directory.
         let [out, err] = output.as_slice() else { return };
         if self.in_background {
+            lines.lines().for_each(|line| console().print(line));
             let moved = rustix::stdio::dup2_stdout(out).and_then(|()| rustix::stdio::dup2_stderr(err));
             if let Err(error) = moved.map_err(Into::into).and_then(|()| std::env::set_current_dir("/")) {
                 tracing::warn!(volume = self.volume, %error, "cannot let go of the caller's terminal");
@@ -70,7 +72,7 @@ impl Events for Told<'_> {
         notify::notify(text);
     }
 
-    fn died(&mut self, words: &str) {
+    fn say(&mut self, words: &str) {
         tracing::error!(volume = self.volume, "{words}");
     }
 }

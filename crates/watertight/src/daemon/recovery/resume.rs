@@ -26,7 +26,7 @@ use crate::term::problem::{Problem, Result};
 /// with one number is there: the one that its handle leads to, or that the keeper holds.
 fn add_objects(state: &mut State, journal: &Journal, kept: &Kept, medium: &OwnedFd, incoming: &Incoming) {
     let nodes = journal.nodes();
-    let held = |id: u64| kept.held.iter().find(|(held, _)| *held == id).map(|(_, number)| *number);
+    let held = |id: u64| kept.held.iter().find(|(held, _)| held.node == id).map(|(_, number)| *number);
     let mut sharers: HashMap<u64, usize> = HashMap::new();
     for key in nodes.iter().filter_map(|(_, node)| node.key.as_ref()) {
         *sharers.entry(key.ino).or_default() += 1;
@@ -60,18 +60,17 @@ pub(crate) fn run(args: &MountArgs, kept: &Kept) -> Result<ExitCode> {
     let _only_a_name = rustix::thread::set_name(c"watertight");
     let mut incoming = Incoming::open(serve::STATE).map_err(|error| failed(&error))?;
     let mut state = State::parse(incoming.content()).map_err(|error| failed(&error))?;
-    let held: Vec<i32> = kept.held.iter().map(|(_, number)| *number).collect();
-    incoming.list(&[state.kept.as_slice(), &held].concat()).map_err(|error| failed(&error))?;
+    let (held, numbers): (Vec<_>, Vec<i32>) = kept.held.iter().copied().unzip();
+    incoming.list(&[state.kept.as_slice(), &numbers].concat()).map_err(|error| failed(&error))?;
     let journal = keeper::take(serve::JOURNAL).map_err(|error| failed(&error))?;
     let journal = Journal::recover(journal, kept.is_crash).map_err(|error| failed(&error))?;
-    let link = Link::new(keeper::take(keeper::LINK).map_err(|error| failed(&error))?, kept.held.len());
+    let link = Link::new(keeper::take(keeper::LINK).map_err(|error| failed(&error))?, &held);
     if !journal.is_complete() {
         let _keeper_is_gone = link.end();
         return Err(failed(&"not everything was noted that the kernel knew: there were too many files"));
     }
     let medium = incoming.take(serve::LOCK).map_err(|error| failed(&error))?;
     add_objects(&mut state, &journal, kept, &medium, &incoming);
-    let held = kept.held.iter().map(|(node, _)| *node).collect();
     let recovery = Arc::new(Recovery { journal, link, held });
     notify::through(&recovery);
     let options = MountOptions::parse(&args.options)?;
@@ -82,7 +81,6 @@ pub(crate) fn run(args: &MountArgs, kept: &Kept) -> Result<ExitCode> {
     directory.settle();
     drop(directory);
     mount_agent::start().unwrap_or_else(|problem| tracing::warn!("{problem}"));
-    serve::ready(Some(&recovery));
     let (nodes, opens) = (recovery.journal.nodes().len(), recovery.journal.opens().len());
     let volume = up.mounted.volume.name();
     tracing::warn!(

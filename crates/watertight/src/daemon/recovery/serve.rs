@@ -27,7 +27,7 @@ const LISTENER: RawFd = STATE + 4;
 /// When there is no keeper, or no memory.
 pub(crate) fn begin() -> Result<Arc<Recovery>> {
     let failed = |error: std::io::Error| Problem::failure(format!("recover=on: {error}"));
-    let link = Link::new(keeper::take(keeper::LINK).map_err(failed)?, 0);
+    let link = Link::new(keeper::take(keeper::LINK).map_err(failed)?, &[]);
     let recovery = Arc::new(Recovery { journal: Journal::create().map_err(failed)?, link, held: Vec::new() });
     notify::through(&recovery);
     Ok(recovery)
@@ -84,12 +84,10 @@ pub(crate) fn give(mounted: Handed<'_>) -> std::result::Result<(), String> {
     recovery.link.send_state(&given).map_err(io)
 }
 
-/// The mount is up.
-pub(crate) fn ready(recovery: Option<&Recovery>) {
-    if let Some(recovery) = recovery
-        && let Err(error) = recovery.link.send_ready()
-    {
-        tracing::warn!(%error, "the keeper is gone: no other process follows if this one dies");
+/// The mount is up, or is about to be: `lines` are for who waits for it, and the keeper passes them on.
+pub(crate) fn ready(recovery: &Recovery, lines: &str) {
+    if let Err(error) = recovery.link.send_ready(lines) {
+        tracing::warn!(%error, "the keeper does not read: no other process follows if this one dies");
     }
 }
 

@@ -225,10 +225,12 @@ pub(crate) fn resume(
             return Err(failed("the control socket cannot be served", &error));
         }
     };
-    if recovery.is_some()
-        && let Err(why) = serve::give(mounted.handed())
-    {
-        tracing::warn!(volume = mounted.volume.name(), why, "no other server can follow this one");
+    if let Some(recovery) = recovery {
+        if let Err(why) = serve::give(mounted.handed()) {
+            tracing::warn!(volume = mounted.volume.name(), why, "no other server can follow this one");
+        }
+        // Before it reads requests: one that ends it is told from a server that cannot serve at all.
+        serve::ready(recovery, "");
     }
     serve_session(session, name, connection, sender.clone())?;
     let utab = utab::Entry::resume(&mounted.info.mount);

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::mount::UnmountFlags;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 
 use super::Kept;
 use crate::rig::{eventually, skipped, umount2};
@@ -144,4 +144,65 @@ fn a_signal_is_not_lost_between_two_servers() {
     it.keeper.end();
     assert!(!Path::new(&format!("/proc/{}", it.keeper.pid)).exists());
     it.rig.is_quiet();
+}
+
+/// What a host lacks for another server, it may have later: the mount waits, and says so.
+#[test]
+fn where_no_server_can_be_started_the_keeper_tries_again() {
+    let Some(it) = Kept::mount("") else { return };
+    fs::write(it.at("file"), "file").unwrap();
+    let (keeper, server) = (Pid::from_raw(it.keeper.pid.cast_signed()), it.server());
+    let few = Rlimit { current: Some(8), ..getrlimit(Resource::Nofile) };
+    let before = prlimit(keeper, Resource::Nofile, few).unwrap();
+    kill_process(server, Signal::KILL).unwrap();
+    eventually("the keeper says so", || it.keeper.stderr().contains("no server can be started"));
+    let file = it.at("file");
+    thread::scope(|scope| {
+        let reading = scope.spawn(|| fs::File::open(file).unwrap().sync_all());
+        assert_eq!(children(it.keeper.pid), [], "it has no descriptors for one");
+        prlimit(keeper, Resource::Nofile, before).unwrap();
+        reading.join().unwrap().unwrap();
+    });
+    assert_eq!(it.recovery(), ("on".to_owned(), 1));
+    it.unmount();
+}
+
+/// What the keeper is told finds no room after some hundred files.
+#[test]
+fn a_keeper_that_is_stopped_holds_up_nobody() {
+    let Some(it) = Kept::mount("") else { return };
+    let path = |n: usize| it.at(&n.to_string());
+    let not_held = || it.rig.volume()["recovery"]["not_held"].as_u64().unwrap();
+    it.keeper.stop();
+    let mut files = Vec::new();
+    eventually("the socket to the keeper is full", || {
+        for n in files.len()..files.len() + 100 {
+            fs::write(path(n), n.to_string()).unwrap();
+            files.push(fs::File::open(path(n)).unwrap());
+            fs::remove_file(path(n)).unwrap();
+        }
+        not_held() > 0
+    });
+    // These are dropped before the keeper holds others.
+    let taken = files.len() - usize::try_from(not_held()).unwrap();
+    files.drain(..taken / 2);
+    it.keeper.signal(Signal::CONT);
+    let last = it.at("last");
+    eventually("the keeper holds files again", || {
+        let before = not_held();
+        fs::write(&last, "last").unwrap();
+        let open = fs::File::open(&last).unwrap();
+        fs::remove_file(&last).unwrap();
+        let is_held = not_held() == before;
+        files.push(open);
+        is_held
+    });
+    it.kill_and_wait(Signal::KILL);
+    let text = |file: &fs::File| std::io::read_to_string(file);
+    assert_eq!(text(files.last().unwrap()).unwrap(), "last");
+    for (n, file) in (taken / 2..taken).zip(&files) {
+        assert_eq!(text(file).unwrap(), n.to_string(), "the keeper has held it");
+    }
+    drop(files);
+    it.unmount();
 }
