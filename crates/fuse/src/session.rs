@@ -212,8 +212,8 @@ impl Session {
             Err(reason) => (None, Transport::Readers { reason }),
         };
         mount.tune();
-        let served = mount.take_served();
-        let page = served.as_ref().and_then(|served| hear(&mount, served));
+        let mut served = mount.take_served();
+        let page = served.as_mut().and_then(|served| hear(&mount, served));
         let shared = Connection {
             tree: Arc::new(MountTree::new(volume, Arc::clone(&master))),
             negotiated,
@@ -341,6 +341,8 @@ impl Session {
 
     fn wait(&mut self) -> Ended {
         let (end, mut stuck) = self.shared.pool.wait(self.exit_grace);
+        // A forced unmount has no DESTROY, and waits for the write of the page.
+        self.end_page();
         let until = Instant::now() + self.exit_grace;
         if let Some(ring) = &self.shared.ring {
             // No entry has come back with the end where the kernel has refused all of them.
@@ -368,6 +370,12 @@ impl Session {
         }
         Ended { reason, stuck }
     }
+
+    fn end_page(&self) {
+        if let Some(detector) = &self.shared.page {
+            detector.page.end();
+        }
+    }
 }
 
 impl Drop for Session {
@@ -376,17 +384,15 @@ impl Drop for Session {
         if let Some(ring) = &self.shared.ring {
             ring.end();
         }
-        if let Some(detector) = &self.shared.page {
-            detector.page.end();
-        }
+        self.end_page();
     }
 }
 
 /// Detects syncs by the device's pages.
-fn hear(mount: &Mount, served: &SyncDevice) -> Option<SyncDetector> {
+fn hear(mount: &Mount, served: &mut SyncDevice) -> Option<SyncDetector> {
     let MountKind::FuseBlk { loop_device } = mount.kind() else { return None };
     let connection = mount.info().map(crate::mount::MountInfo::connection_dir);
-    SyncDetector::new(loop_device, connection, served.is_only_way)
+    SyncDetector::new(served, loop_device, connection)
         .inspect_err(|error| tracing::debug!(%error, "syncs of the mount go unnoticed: cannot open its device for writing"))
         .ok()
 }

@@ -3,8 +3,9 @@
 //! # A store that does not answer
 //! The page must not wait for it: otherwise every process that calls sync(2) on the host would. So
 //! a thread of its own syncs the volumes. When the session's own volume is known to stall, the
-//! kernel gets EIO and the page stays dirty. Attached volumes that stall are left out as in any
-//! sync of the mountpoint. There is at most one thread that hangs so.
+//! kernel gets EIO and the page stays dirty. So it is when the connection is aborted: a forced unmount
+//! writes the page as any other does, and waits for no store. Attached volumes that stall are left out as
+//! in any sync of the mountpoint. There is at most one thread that hangs so.
 //!
 //! # Lock order
 //! `SyncDetector::left` is held for as long as a run is waited for, by the thread that serves the
@@ -15,6 +16,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use sync::atomic::Ordering;
 use volume::{Cancel, CgroupPath};
 
 use crate::connection::Connection;
@@ -70,14 +72,24 @@ impl Volumes for SessionVolumes {
 }
 
 impl SessionVolumes {
-    /// How a run went; none if it goes on and the session's own volume stalls.
+    fn is_aborted(&self) -> bool {
+        // ORDERING: Acquire, pairs with the Release in `Connection::destroy`: after DESTROY a run comes to
+        // its end, since everything is written.
+        self.0.page.as_ref().is_some_and(|detector| detector.page.is_ended())
+            && !self.0.destroyed.load(Ordering::Acquire)
+    }
+
+    /// How a run went; none if it goes on and the session's own volume stalls, or the connection was
+    /// aborted.
     fn wait(&self, run: &Receiver<volume::Result<()>>) -> Option<volume::Result<()>> {
         loop {
             match run.recv_timeout(LOOK) {
                 Ok(synced) => return Some(synced),
                 // It panicked.
                 Err(RecvTimeoutError::Disconnected) => return Some(Err(volume::Error::Released)),
-                Err(RecvTimeoutError::Timeout) if self.0.tree.root().volume.is_known_to_stall() => {
+                Err(RecvTimeoutError::Timeout)
+                    if self.0.tree.root().volume.is_known_to_stall() || self.is_aborted() =>
+                {
                     return None;
                 }
                 Err(RecvTimeoutError::Timeout) => {}

@@ -14,6 +14,7 @@ use std::time::Duration;
 use common::hook::OpenAtEnd;
 use common::{Mounted, Setup, eventually};
 use rustix::fs::syncfs;
+use rustix::mount::UnmountFlags;
 use store::{At, HookStore, Store};
 use watertight_fuse::mount::{Syncs, Wanted};
 use watertight_fuse::{Mode, MountKind, SessionOptions};
@@ -231,6 +232,28 @@ fn a_store_that_is_known_to_stall_is_not_waited_for_and_synced_once_it_answers()
     assert_eq!(stored(&mounted, "file"), "held");
     drop(dir);
     mounted.unmount();
+}
+
+/// A forced unmount is what ends the calls that wait for such a store; nothing has noticed a stall yet.
+#[test]
+fn a_forced_unmount_waits_for_no_store_and_ends_a_sync_that_does() {
+    let (setup, gate) = Setup::hanging_in("write");
+    let _open = OpenAtEnd(Arc::clone(&gate));
+    let unnoticed = volume::Options { stall_after: Duration::from_secs(3600), ..volume::Options::default() };
+    let Some(mounted) = by_page(Setup { volume: unnoticed, ..setup }) else { return };
+    hears(&mounted);
+    gate.shut();
+    fs::write(mounted.path().join("file"), "held").unwrap();
+    let dir = fs::File::open(mounted.path()).unwrap();
+    let syncing = std::thread::spawn(move || syncfs(dir));
+    eventually("the store's write", || gate.waiting() == 1);
+    let path = mounted.path().to_owned();
+    let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
+    let unmounting = std::thread::spawn(move || rustix::mount::unmount(path, flags));
+    eventually("both calls end", || syncing.is_finished() && unmounting.is_finished());
+    assert_eq!(gate.waiting(), 1, "the store still hangs");
+    assert_eq!(unmounting.join().unwrap(), Ok(()));
+    assert_eq!(syncing.join().unwrap(), Err(rustix::io::Errno::IO));
 }
 
 /// In execve(2) it closes a file of a server that hangs, and keeps `/proc/PID/syscall` from being

@@ -6,15 +6,24 @@
 //!
 //! The file has no content: a write is only noticed, a read returns zeros. Nodes are numbered along
 //! its path: the root, the directories, the file.
+//!
+//! # A process that is killed
+//! If its descriptor of the device is the last one, closing it writes the device's dirty page, and waits
+//! for this file's server: the process itself, which answers no more. The write fails when the
+//! connection's descriptor is closed. Linux closes a dying process's files one after the other, those
+//! with the highest numbers first (since 4.3: `close_files` lists them as task work, which runs last in,
+//! first out). So the device's descriptor gets a number below the connection's
+//! ([`SyncDevice::open_device`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use rustix::io::Errno;
+use rustix::io::{DupFlags, Errno};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use zerocopy::IntoBytes as _;
 
@@ -38,6 +47,8 @@ const FOR_EVER: u64 = u64::MAX >> 1;
 pub(crate) struct SyncDevice {
     on_write: Arc<OnceLock<Handler>>,
     ended: Receiver<()>,
+    /// Has a lower number than the connection, and stands for the device until that is opened.
+    below: Option<OwnedFd>,
     /// SYNCFS is to be refused.
     pub(crate) is_only_way: bool,
 }
@@ -57,7 +68,10 @@ impl SyncDevice {
     /// # Errors
     /// The kernel's refusals.
     pub(super) fn new(label: &str, bytes: u64, is_only_way: bool) -> io::Result<(Self, File)> {
+        let below = OwnedFd::from(File::open("/dev/null")?);
         let dev = open_device().map_err(io::Error::other)?;
+        // Another thread may have closed a lower one in between.
+        let dev = rustix::io::fcntl_dupfd_cloexec(&dev, below.as_raw_fd() + 1)?;
         let fs = rustix::mount::fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
         let number = dev.as_raw_fd().to_string();
         for (key, value) in
@@ -70,7 +84,7 @@ impl SyncDevice {
         let (on_write, (ending, ended)) = (Arc::new(OnceLock::new()), channel());
         let served = DeviceFile { path: path_of(label), bytes };
         let path = served.path.join("/");
-        let this = Self { on_write: Arc::clone(&on_write), ended, is_only_way };
+        let this = Self { on_write: Arc::clone(&on_write), ended, below: Some(below), is_only_way };
         spawn("wt-fuse-device", move || {
             if let Err(error) = serve(&Dev::new(dev), &served, &on_write) {
                 tracing::error!(%error, "serving the mount's device failed");
@@ -86,6 +100,17 @@ impl SyncDevice {
             return Err(io::Error::other("the kernel does not know the file's length"));
         }
         Ok((this, file))
+    }
+
+    /// Opens the device that stands on the file for writing, once: see the module's head for its number.
+    ///
+    /// # Errors
+    /// The kernel's refusals; the second time.
+    pub(crate) fn open_device(&mut self, device: &Path) -> io::Result<File> {
+        let mut below = self.below.take().ok_or_else(|| io::Error::other("it is open already"))?;
+        let open = OpenOptions::new().write(true).open(device)?;
+        rustix::io::dup3(&open, &mut below, DupFlags::CLOEXEC)?;
+        Ok(File::from(below))
     }
 
     /// From now on `handler` is called for each write; earlier writes are answered at once.
@@ -207,7 +232,57 @@ fn answer(
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead as _, BufReader};
+    use std::process::{Command, Stdio};
+    use std::time::Instant;
+
     use super::*;
+
+    /// Set for the process that is killed.
+    const KILLED: &str = "WATERTIGHT_TEST_SYNC_DEVICE";
+
+    /// Not a test: dirties a page of a device that nobody else uses, and waits to be killed.
+    #[test]
+    fn process_that_is_killed() {
+        if std::env::var_os(KILLED).is_none() {
+            return;
+        }
+        let (mut served, file) = SyncDevice::new("killed", super::super::loopdev::BYTES, true).unwrap();
+        let device = super::super::loopdev::LoopDevice::over(file.as_fd()).unwrap();
+        let open = served.open_device(device.path()).unwrap();
+        drop((device, file));
+        std::os::unix::fs::FileExt::write_all_at(&open, &[0; 4096], 0).unwrap();
+        println!("dirty");
+        loop {
+            std::thread::park();
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_killed_ends_though_its_device_has_a_dirty_page() {
+        if !rustix::process::geteuid().is_root()
+            || open_device().is_err()
+            || !Path::new("/dev/loop0").exists()
+        {
+            return testing::skipped("this needs root, /dev/fuse and a loop device");
+        }
+        let name = "mount::sync_device::tests::process_that_is_killed";
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(KILLED, "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.map(Result::unwrap).any(|line| line.contains("dirty")));
+        child.kill().unwrap();
+        // It ends at once, or never.
+        let until = Instant::now() + Duration::from_secs(60);
+        while child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < until, "process {} waits for itself", child.id());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
 
     #[test]
     fn any_label_becomes_a_path() {

@@ -11,7 +11,7 @@
 //! `Collected::state` is a leaf.
 
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
@@ -28,7 +28,7 @@ use super::callers;
 use super::{Callers, Device, SyncPage};
 use crate::device::Dev;
 use crate::in_flight::InFlight;
-use crate::mount::DEVICE_BYTES;
+use crate::mount::{DEVICE_BYTES, SyncDevice};
 
 /// How long the kernel's queues are waited for.
 const LONGEST: Duration = Duration::from_secs(2);
@@ -68,9 +68,13 @@ impl Device for Pages {
 }
 
 impl SyncDetector {
-    /// For a mount that is there. `is_only_way`: SYNCFS is refused.
-    pub(crate) fn new(device: &Path, connection: Option<PathBuf>, is_only_way: bool) -> io::Result<Self> {
-        let file = OpenOptions::new().write(true).open(device)?;
+    /// For a mount that is there, over this device.
+    pub(crate) fn new(
+        served: &mut SyncDevice,
+        device: &Path,
+        connection: Option<PathBuf>,
+    ) -> io::Result<Self> {
+        let (file, is_only_way) = (served.open_device(device)?, served.is_only_way);
         let count = DEVICE_BYTES / PAGE;
         let callers: Callers =
             if callers::can_see_all() { Box::new(callers::may_anybody_sync) } else { Box::new(|_| true) };
