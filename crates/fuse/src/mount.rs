@@ -5,6 +5,7 @@
 //! the daemon (the kernel sends DESTROY and SYNCFS for that type only), else as plain `fuse`.
 //! Without root `fusermount3` does it, as plain `fuse`. [`MountKind`] says which it is and why.
 
+mod abort;
 mod enable_uring;
 mod error;
 mod fusermount;
@@ -29,6 +30,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use crate::protocol::init::MAX_WRITE;
+pub(crate) use abort::control;
 use error::open_device;
 
 pub(crate) use enable_uring::BeforeMount;
@@ -177,7 +179,7 @@ impl Mount {
     /// When neither the control file system nor umount(2) lets it be done.
     pub fn abort(&self) -> io::Result<()> {
         if let Some(info) = &self.info
-            && std::fs::write(info.connection_dir().join("abort"), "1").is_ok()
+            && info.abort().is_ok()
         {
             return Ok(());
         }

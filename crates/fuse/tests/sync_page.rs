@@ -5,6 +5,7 @@ mod common;
 
 use std::fs;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use common::{Mounted, Setup, eventually};
 use rustix::fs::syncfs;
 use rustix::mount::UnmountFlags;
 use store::{At, HookStore, Store};
-use watertight_fuse::mount::{Syncs, Wanted};
+use watertight_fuse::mount::{MountInfo, Syncs, Wanted};
 use watertight_fuse::{Mode, MountKind, SessionOptions};
 
 fn by_page(setup: Setup) -> Option<Mounted> {
@@ -254,6 +255,21 @@ fn a_forced_unmount_waits_for_no_store_and_ends_a_sync_that_does() {
     assert_eq!(gate.waiting(), 1, "the store still hangs");
     assert_eq!(unmounting.join().unwrap(), Ok(()));
     assert_eq!(syncing.join().unwrap(), Err(rustix::io::Errno::IO));
+}
+
+/// As `umount --force` does for a server that does not answer: nobody waits for its device either.
+#[test]
+fn the_connection_of_the_device_is_aborted_with_the_mounts() {
+    let Some(mounted) = by_page(Setup::default()) else { return };
+    hears(&mounted);
+    let device = fs::OpenOptions::new().write(true).open(device(&mounted)).unwrap();
+    let write = || device.write_all_at(&[0; 4096], 0).and_then(|()| device.sync_all());
+    write().unwrap();
+    let info = MountInfo::all().into_iter().find(|info| info.mountpoint == mounted.path()).unwrap();
+    info.abort().unwrap();
+    assert_eq!(write().unwrap_err().raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+    drop(device);
+    rustix::mount::unmount(mounted.path(), UnmountFlags::DETACH).unwrap();
 }
 
 /// In execve(2) it closes a file of a server that hangs, and keeps `/proc/PID/syscall` from being

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use serde::Serialize;
-use store::{Error, ErrorKind, Result, Store};
+use store::{Error, ErrorKind, NumberedState, Result, Store};
 use tokio::time::timeout;
 
 use crate::bucket::{Bucket, Patience};
@@ -77,6 +77,8 @@ pub struct OpenOptions {
     pub disk_cache: Option<DiskCacheOptions>,
     /// A journal on a disk of this host.
     pub journal: Option<JournalOptions>,
+    /// What the program before this one in its process had in use: the volume is that process's still.
+    pub handed: Option<NumberedState>,
 }
 
 /// How to make a volume.
@@ -275,6 +277,18 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     Ok(BucketStore::new(url.to_string(), mounted, runtime))
 }
 
+/// Whether the volume's bucket answers, and this key file is that of the volume; none: that it needs none.
+///
+/// # Errors
+/// As [`open`].
+pub fn check_key(url: &str, key_file: Option<&std::path::Path>) -> Result<()> {
+    let url: Url = url.parse()?;
+    let key = key_file.map(key_file::read).transpose()?;
+    let bucket = open_shared(&url)?;
+    let format = wait(&crate::runtime::handle()?, format::read(&bucket))?;
+    codec_of(&format, key.as_ref()).map(drop)
+}
+
 /// Opens a volume, which this process holds from then on.
 async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions) -> Result<Arc<Mounted>> {
     let host = Arc::new(ThisHost::new()?);
@@ -310,6 +324,7 @@ async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions
         abandon: options.abandon.clone(),
         journal: mark,
         engine_epoch: epoch,
+        is_resumed: options.handed.is_some(),
     };
     let is_given_up = options.abandon.as_ref() == Some(&host.name());
     let lasting = bucket.with_patience(Patience::UntilStopped);
@@ -345,6 +360,7 @@ async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions
         earlier,
         disk_cache: options.disk_cache.clone(),
         journal: journal.clone(),
+        handed: options.handed.clone(),
         ..MountOptions::new(&format, codec)
     };
     let given_up = journal.as_ref().filter(|_| is_given_up);
@@ -365,8 +381,13 @@ async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions
     match opened.await {
         Ok(mounted) => Ok(mounted),
         Err(error) => {
-            // The lease is free for the next try; this error is the one that counts.
+            // The lease is free for the next try; this error is the one that counts. One that was handed
+            // over stays this process's: the program before tries next.
             let _released = match journal {
+                _ if options.handed.is_some() => {
+                    held.give_up();
+                    Ok(())
+                }
                 Some(journal) if !journal.is_empty() => held.release_but_journal().await,
                 _ => held.release().await,
             };

@@ -116,9 +116,9 @@ mod xattrs;
 
 pub use api::{
     Cloned, Collected, Compression, FormatOptions, Formatted, Holder, Info, JournalOptions, LeftJournal,
-    OpenOptions, QuotaCall, SCHEMES, SnapshotInfo, canonical, clone_volume, collect_garbage, create_snapshot,
-    delete_snapshot, delete_volume, directory, format, info, is_url, nested_volume, open, open_unheld,
-    quotas, snapshots, volumes,
+    OpenOptions, QuotaCall, SCHEMES, SnapshotInfo, canonical, check_key, clone_volume, collect_garbage,
+    create_snapshot, delete_snapshot, delete_volume, directory, format, info, is_url, nested_volume, open,
+    open_unheld, quotas, snapshots, volumes,
 };
 pub use change_key::{KeyChange, change_key};
 pub use disk_cache::DiskCacheOptions;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use slatedb::wal::WalError;
-use store::{Error, ErrorKind, RequestStats, Result};
+use store::{Error, ErrorKind, NumberedState, RequestStats, Result};
 use sync::mutant::is_on;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -66,6 +66,8 @@ pub(crate) struct MountOptions {
     pub(crate) follow: Option<Duration>,
     /// Rows may be wrong: nothing is done by itself that rests on them.
     pub(crate) is_repair: bool,
+    /// What the program before this one in its process had in use.
+    pub(crate) handed: Option<NumberedState>,
 }
 
 /// The newest manifest, and what was read of the log behind its tables.
@@ -89,6 +91,7 @@ impl MountOptions {
             journal: None,
             follow: None,
             is_repair: false,
+            handed: None,
         }
     }
 
@@ -118,6 +121,7 @@ impl MountOptions {
             journal: None,
             follow: None,
             is_repair: false,
+            handed: None,
         }
     }
 }
@@ -190,6 +194,9 @@ impl Mounted {
         // A repair mends their rows, too.
         let quotas = if options.is_repair { Quotas::default() } else { Quotas::load(&*engine).await? };
         let tree = Tree::open(Arc::clone(&engine) as _, segments, epoch, options.size_max, quotas).await?;
+        if let Some(handed) = &options.handed {
+            tree.take_over(handed).await?;
+        }
         if !options.is_repair || is_on("fsck-removes-before-the-check") {
             tree.set_up().await?;
         }

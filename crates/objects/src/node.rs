@@ -145,7 +145,10 @@ impl std::ops::DerefMut for Locked {
 #[derive(Debug)]
 struct Slot {
     node: Arc<Node>,
-    refs: u64,
+    /// References that the volume has.
+    kept: u64,
+    /// Pins.
+    pinned: u64,
 }
 
 /// The inodes in use, by number.
@@ -167,18 +170,42 @@ impl Nodes {
                     awaited: watch::Sender::new(0),
                     name: Mutex::default(),
                 }),
-                refs: 0,
+                kept: 0,
+                pinned: 0,
             }
         });
-        slot.refs += 1;
+        slot.pinned += 1;
         Arc::clone(&slot.node)
+    }
+
+    /// A pin becomes a reference of the volume's.
+    fn keep(&self, ino: u64) {
+        if let Some(slot) = self.0.lock().get_mut(&ino) {
+            slot.pinned = slot.pinned.saturating_sub(1);
+            slot.kept += 1;
+        }
+    }
+
+    /// The volume has so many references, which it got from the program before.
+    pub(crate) fn take_over(&self, ino: u64, references: u64) {
+        self.pin(ino);
+        if let Some(slot) = self.0.lock().get_mut(&ino) {
+            slot.pinned -= 1;
+            slot.kept += references;
+        }
+    }
+
+    /// The references that the volume has.
+    pub(crate) fn kept(&self) -> Vec<(Arc<Node>, u64)> {
+        let table = self.0.lock();
+        table.values().filter(|slot| slot.kept > 0).map(|slot| (Arc::clone(&slot.node), slot.kept)).collect()
     }
 
     /// One that is in use already.
     fn pin_used(&self, ino: u64) -> Option<Arc<Node>> {
         let mut table = self.0.lock();
         let slot = table.get_mut(&ino)?;
-        slot.refs += 1;
+        slot.pinned += 1;
         Some(Arc::clone(&slot.node))
     }
 
@@ -192,12 +219,13 @@ impl Nodes {
         self.0.lock().keys().copied().collect()
     }
 
-    /// Gives references back; returns the inode if those were the last.
-    fn unpin(&self, ino: u64, n: u64) -> Option<Arc<Node>> {
+    /// Gives references of the volume's and pins back; returns the inode if those were the last.
+    fn release(&self, ino: u64, kept: u64, pinned: u64) -> Option<Arc<Node>> {
         let mut table = self.0.lock();
         let slot = table.get_mut(&ino)?;
-        slot.refs = slot.refs.saturating_sub(n);
-        if slot.refs > 0 {
+        slot.kept = slot.kept.saturating_sub(kept);
+        slot.pinned = slot.pinned.saturating_sub(pinned);
+        if slot.kept + slot.pinned > 0 {
             return None;
         }
         table.remove(&ino).map(|slot| slot.node)
@@ -228,7 +256,9 @@ impl Clone for Pin {
 impl Pin {
     /// Turns it into a reference that [`Tree::forget`] gives back.
     pub(crate) fn keep(mut self) {
-        self.node = None;
+        if let Some(node) = self.node.take() {
+            self.tree.nodes.keep(node.ino);
+        }
     }
 
     /// Locks the state, which is in memory, unless others change it.
@@ -245,7 +275,7 @@ impl Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         if let Some(node) = self.node.take() {
-            self.tree.forget(node.ino, 1);
+            self.tree.release(node.ino, 0, 1);
         }
     }
 }
@@ -275,7 +305,11 @@ impl Tree {
 
     /// Gives references back. An inode without names and references is removed.
     pub(crate) fn forget(self: &Arc<Self>, ino: u64, n: u64) {
-        let Some(node) = self.nodes.unpin(ino, n) else { return };
+        self.release(ino, n, 0);
+    }
+
+    fn release(self: &Arc<Self>, ino: u64, kept: u64, pinned: u64) {
+        let Some(node) = self.nodes.release(ino, kept, pinned) else { return };
         // Nobody else can have it.
         let is_gone = node.state.try_lock().is_ok_and(|mut state| {
             let Some(state) = state.as_mut() else { return false };

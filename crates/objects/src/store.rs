@@ -3,17 +3,17 @@
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::io::IoSlice;
-use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use store::{
     Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, Entry, Error, ErrorKind, File, FileType,
-    Name, NewNode, ObjectId, OnChange, RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, Snapshot,
-    Snapshots, StatFs, Store,
+    Incoming, Kept, Name, NewNode, ObjectId, OnChange, OpenDirState, RenameFlags, RequestStats, Result, Seek,
+    SetAttr, SetXattr, Snapshot, Snapshots, StatFs, Store, StoreState,
 };
 use tokio::runtime::Handle;
 
@@ -297,6 +297,24 @@ impl Store for BucketStore {
         self.wait(self.tree.sync_all())
     }
 
+    fn hand_over(&self, _kept: &mut Kept, _until: Instant) -> Result<StoreState> {
+        let op = "hand the store over";
+        self.changing(op)?.hand_over().map(StoreState::Numbered)
+    }
+
+    fn take_over_dir(
+        &self,
+        id: ObjectId,
+        state: &OpenDirState,
+        _incoming: &Incoming,
+    ) -> Result<Arc<dyn Dir>> {
+        let op = "take over a directory";
+        let OpenDirState::Listed(listed) = state else { return Err(Error::new(ErrorKind::Invalid, op)) };
+        let names = Mutex::new(Names::from_bytes(listed)?);
+        let (tree, runtime) = (Arc::clone(&self.tree), self.runtime.clone());
+        Ok(Arc::new(BucketDir { pin: tree.pin_used(id.0, op)?, tree, runtime, names }))
+    }
+
     fn abort(&self) {
         self.mounted.abort();
     }
@@ -381,7 +399,33 @@ struct Names {
     kept: VecDeque<(usize, NameBatch)>,
 }
 
+/// [`Names`] as bytes: the last name of each batch; of those kept their numbers, their names and
+/// what these name.
+type ListedNames = (Vec<Vec<u8>>, Vec<(usize, Vec<(Vec<u8>, EntryRow)>)>);
+
 impl Names {
+    fn to_bytes(&self) -> Result<Vec<u8>> {
+        let bytes = |name: &OsString| name.as_bytes().to_vec();
+        let kept = self
+            .kept
+            .iter()
+            .map(|(number, batch)| (*number, batch.iter().map(|(name, row)| (bytes(name), *row)).collect()));
+        let listed: ListedNames = (self.lasts.iter().map(bytes).collect(), kept.collect());
+        postcard::to_allocvec(&listed).map_err(|_| Error::new(ErrorKind::TooBig, "hand a directory over"))
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let listed = postcard::from_bytes(bytes);
+        let (lasts, kept): ListedNames =
+            listed.map_err(|_| Error::new(ErrorKind::Invalid, "take over a directory"))?;
+        let lasts = lasts.into_iter().map(OsString::from_vec).collect();
+        let batch = |batch: Vec<(Vec<u8>, EntryRow)>| {
+            Arc::new(batch.into_iter().map(|(name, row)| (OsString::from_vec(name), row)).collect())
+        };
+        let kept = kept.into_iter().map(|(number, names)| (number, batch(names))).collect();
+        Ok(Self { lasts, kept })
+    }
+
     fn kept(&self, number: usize) -> Option<NameBatch> {
         self.kept.iter().find(|(kept, _)| *kept == number).map(|(_, batch)| Arc::clone(batch))
     }
@@ -437,6 +481,10 @@ impl BucketDir {
 }
 
 impl Dir for BucketDir {
+    fn hand_over(&self, _kept: &mut Kept) -> Result<OpenDirState> {
+        self.names.lock().to_bytes().map(OpenDirState::Listed)
+    }
+
     fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
         let dir = |name: &str, ino: u64, next: u64| DirEntry {
             name: name.into(),

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use store::{
-    Attr, Creator, Entry, Error, ErrorKind, FileType, Name, NewNode, ObjectId, Result, SetAttr, TimeSet,
-    Timestamp,
+    Attr, Creator, Entry, Error, ErrorKind, FileType, Name, NewNode, NumberedState, ObjectId, Result,
+    SetAttr, TimeSet, Timestamp,
 };
 use sync::mutant::is_on;
 use tokio::sync::Mutex as AsyncMutex;
@@ -121,10 +121,45 @@ impl Tree {
     }
 
     /// Makes the root of a new volume, and removes files that had no name any more when their last
-    /// holder ended.
+    /// holder ended, but for those in use.
     pub(crate) async fn set_up(self: &Arc<Self>) -> Result<()> {
         self.make_root().await?;
         self.reap_all().await
+    }
+
+    /// What the next program of this process needs; everything is durable.
+    ///
+    /// # Errors
+    /// `Busy`: something goes on.
+    pub(crate) fn hand_over(&self) -> Result<NumberedState> {
+        let busy = |why: &'static str| Error::with(ErrorKind::Busy, "hand the store over", why);
+        if !self.pending.is_empty() {
+            return Err(busy("something is not durable yet"));
+        }
+        let mut handed = NumberedState::default();
+        for (node, references) in self.nodes.kept() {
+            let id = ObjectId(node.ino);
+            handed.references.push((id, references));
+            let state = node.state.try_lock().map_err(|_| busy("a file is being changed"))?;
+            if state.as_ref().is_some_and(|state| state.is_cut_in_part) {
+                return Err(busy("a truncation has not ended"));
+            }
+            if state.as_ref().is_some_and(|state| state.is_tmpfile) {
+                handed.tmpfiles.push(id);
+            }
+        }
+        Ok(handed)
+    }
+
+    /// Takes over what the program before has handed over: before anything is reaped.
+    pub(crate) async fn take_over(self: &Arc<Self>, handed: &NumberedState) -> Result<()> {
+        for (id, references) in &handed.references {
+            self.nodes.take_over(id.0, *references);
+        }
+        for id in &handed.tmpfiles {
+            self.pin(id.0).lock().await?.is_tmpfile = true;
+        }
+        Ok(())
     }
 
     /// Makes the root of a new volume: it belongs to this process.
@@ -447,14 +482,18 @@ impl Tree {
 
     /// Removes what earlier holders left without a name, and ends what they have begun to truncate.
     async fn reap_all(self: &Arc<Self>) -> Result<()> {
+        let mut keys = rows::all_keys(b'O');
         loop {
-            let orphans = self.engine.scan(rows::all_keys(b'O'), REAP_BATCH).await?;
-            if orphans.is_empty() {
-                return Ok(());
-            }
+            let orphans = self.engine.scan(keys.clone(), REAP_BATCH).await?;
+            let Some((last, _)) = orphans.last() else { return Ok(()) };
+            keys.start = last.to_vec();
+            keys.start.push(0);
             for (key, size) in orphans {
                 let ino = rows::ino_of(&key)?;
-                if size.is_empty() {
+                if size.is_empty() && self.nodes.is_used(ino) {
+                    // Whoever gives the last reference back finds in the state that it has no name.
+                    self.pin(ino).lock().await?;
+                } else if size.is_empty() {
                     self.try_reap(ino).await?;
                 } else {
                     self.finish_truncation(ino, &size).await?;

@@ -7,12 +7,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use handover::Kept;
+use handover::{Incoming, Kept};
 use recovery::NodeKey;
 
 use crate::{
-    Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, DirState, Entry, File, Name, NewNode,
-    ObjectId, OnChange, RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, Snapshots, StatFs, Store,
+    Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, Entry, File, Name, NewNode, ObjectId,
+    OnChange, OpenDirState, RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, Snapshots, StatFs,
+    Store, StoreState,
 };
 
 /// The code around each call.
@@ -188,7 +189,7 @@ impl<A: Around> Store for AroundStore<A> {
     fn abort(&self) {
         self.inner.abort();
     }
-    fn hand_over(&self, kept: &mut Kept, until: Instant) -> Result<DirState> {
+    fn hand_over(&self, kept: &mut Kept, until: Instant) -> Result<StoreState> {
         self.around.call("hand_over", || self.inner.hand_over(kept, until))
     }
     fn sync_everything(&self) -> Result<()> {
@@ -200,8 +201,8 @@ impl<A: Around> Store for AroundStore<A> {
     fn key(&self, id: ObjectId) -> Result<NodeKey> {
         self.inner.key(id)
     }
-    fn take_over_dir(&self, id: ObjectId, fd: OwnedFd) -> Result<Arc<dyn Dir>> {
-        let inner = self.inner.take_over_dir(id, fd)?;
+    fn take_over_dir(&self, id: ObjectId, state: &OpenDirState, incoming: &Incoming) -> Result<Arc<dyn Dir>> {
+        let inner = self.inner.take_over_dir(id, state, incoming)?;
         Ok(Arc::new(AroundOpen { inner: Some(inner), around: Arc::clone(&self.around), end: "close_dir" }))
     }
     fn close(&self) {
@@ -264,6 +265,9 @@ impl<A: Around> File for AroundOpen<dyn File, A> {
 impl<A: Around> Dir for AroundOpen<dyn Dir, A> {
     fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
         self.around.call("list", || self.inner().list(offset, sink))
+    }
+    fn hand_over(&self, kept: &mut Kept) -> Result<OpenDirState> {
+        self.inner().hand_over(kept)
     }
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.inner().descriptor()

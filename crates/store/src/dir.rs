@@ -64,8 +64,8 @@ use rustix::thread::CapabilitySet;
 use sync::Mutex;
 
 use crate::{
-    Access, Attr, Created, Creator, Dir, DirState, Entry, Error, ErrorKind, File, FileType, Name, NewNode,
-    ObjectId, RenameFlags, Result, SetAttr, SetXattr, StatFs, Store,
+    Access, Attr, Created, Creator, Dir, Entry, Error, ErrorKind, File, FileType, Incoming, Name, NewNode,
+    ObjectId, OpenDirState, RenameFlags, Result, SetAttr, SetXattr, StatFs, Store, StoreState,
 };
 use durable::{Change, Unsynced};
 use node::DirNode;
@@ -512,8 +512,8 @@ impl Store for DirStore {
         self.inner.sync_all()
     }
 
-    fn hand_over(&self, kept: &mut Kept, until: Instant) -> Result<DirState> {
-        self.inner.hand_over(kept, until)
+    fn hand_over(&self, kept: &mut Kept, until: Instant) -> Result<StoreState> {
+        self.inner.hand_over(kept, until).map(StoreState::Dir)
     }
 
     fn sync_everything(&self) -> Result<()> {
@@ -532,8 +532,8 @@ impl Store for DirStore {
         self.inner.key(id)
     }
 
-    fn take_over_dir(&self, id: ObjectId, fd: OwnedFd) -> Result<Arc<dyn Dir>> {
-        self.inner.take_over_dir(id, fd)
+    fn take_over_dir(&self, id: ObjectId, state: &OpenDirState, incoming: &Incoming) -> Result<Arc<dyn Dir>> {
+        self.inner.take_over_dir(id, state, incoming)
     }
 
     fn close(&self) {

@@ -20,7 +20,8 @@
 //!   |     |      +--- around --+      a store around another
 //!   |     |             |
 //!   traits, types, name, error,      what a store is: read `traits` first
-//!   requests, snapshots, dir_state
+//!   requests, snapshots, dir_state,
+//!   store_state
 //! ```
 //!
 //! # References
@@ -52,6 +53,7 @@ mod name;
 mod requests;
 mod snapshots;
 mod spec;
+mod store_state;
 mod traits;
 mod types;
 mod watch;
@@ -62,12 +64,14 @@ pub use dir::{DirCounters, DirOptions, DirStore};
 pub use dir_state::DirState;
 pub use error::{Error, ErrorKind, Result};
 pub use fault::{FaultOp, FaultStore, Faults};
+pub use handover::{Incoming, Kept};
 pub use hook::{At, HookStore, Hooks};
 pub use mem::MemStore;
 pub use name::Name;
 pub use requests::{DiskCacheStats, JournalStats, RequestKind, RequestStats, Unanswered};
 pub use snapshots::{Snapshot, Snapshots};
 pub use spec::{open, open_with};
+pub use store_state::{NumberedState, OpenDirState, StoreState};
 pub use traits::{Created, Dir, File, OnChange, Store};
 pub use types::{
     Access, AllocateMode, Attr, Creator, DirEntry, Entry, FileType, NewNode, ObjectId, RenameFlags, Seek,

@@ -8,12 +8,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use handover::Kept;
+use handover::{Incoming, Kept};
 use recovery::NodeKey;
 
 use crate::{
-    Access, AllocateMode, Attr, Creator, DirEntry, DirState, Entry, Error, ErrorKind, Name, NewNode,
-    ObjectId, RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, Snapshots, StatFs,
+    Access, AllocateMode, Attr, Creator, DirEntry, Entry, Error, ErrorKind, Name, NewNode, ObjectId,
+    OpenDirState, RenameFlags, RequestStats, Result, Seek, SetAttr, SetXattr, Snapshots, StatFs, StoreState,
 };
 
 /// A new file, open for reading and writing whatever its mode.
@@ -210,7 +210,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// [`ErrorKind::Unsupported`] by default;
     /// [`ErrorKind::Busy`] where something is not durable; [`ErrorKind::TimedOut`] after `until`.
-    fn hand_over(&self, kept: &mut Kept, until: Instant) -> Result<DirState> {
+    fn hand_over(&self, kept: &mut Kept, until: Instant) -> Result<StoreState> {
         let _ = (kept, until);
         Err(Error::new(ErrorKind::Unsupported, "hand the store over"))
     }
@@ -243,8 +243,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] by default.
-    fn take_over_dir(&self, id: ObjectId, fd: OwnedFd) -> Result<Arc<dyn Dir>> {
-        let _ = (id, fd);
+    fn take_over_dir(&self, id: ObjectId, state: &OpenDirState, incoming: &Incoming) -> Result<Arc<dyn Dir>> {
+        let _ = (id, state, incoming);
         Err(Error::new(ErrorKind::Unsupported, "take over a directory"))
     }
 
@@ -292,5 +292,18 @@ pub trait Dir: Send + Sync + fmt::Debug {
     /// The descriptor of the opening, where it is one of the host's.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// Writes the opening down for the next program of this process; `kept` gets its descriptor, if it
+    /// has one. No call may be under way.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TooManyFiles`] where the process has no descriptor left; [`ErrorKind::Unsupported`]
+    /// for one that has none, which is the default.
+    fn hand_over(&self, kept: &mut Kept) -> Result<OpenDirState> {
+        let op = "hand a directory over";
+        let fd = self.descriptor().ok_or_else(|| Error::new(ErrorKind::Unsupported, op))?;
+        let number = kept.copy(fd).map_err(|_| Error::new(ErrorKind::TooManyFiles, op))?;
+        Ok(OpenDirState::Fd(number))
     }
 }

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use ::handover::{Incoming, Kept};
 use serde::{Deserialize, Serialize};
-use store::{Access, DirState, ErrorKind, Store, Timestamp};
+use store::{Access, DirState, ErrorKind, OpenDirState, Store, StoreState, Timestamp};
 use sync::Mutex;
 use writeback::{Cursor, ErrSeq};
 
@@ -31,7 +31,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeHandover {
     /// Its store.
-    pub store: DirState,
+    pub store: StoreState,
     nodes: Vec<NodeState>,
     files: Vec<FileState>,
     dirs: Vec<DirHandleState>,
@@ -83,13 +83,15 @@ struct FileState {
     seen: u64,
 }
 
-/// An open directory with the descriptor of its opening.
+/// An open directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct DirHandleState {
     handle: u64,
     node: NodeId,
     opener_pid: u32,
-    fd: RawFd,
+    /// So it was called when it was a descriptor alone.
+    #[serde(rename = "fd")]
+    opening: OpenDirState,
 }
 
 impl VolumeHandover {
@@ -144,7 +146,8 @@ impl Volume {
         let held = self.core.store.lock()?;
         let limits = self.limits().iter().map(|one| (one.cgroup.to_string(), one.as_change())).collect();
         let (nodes, files, dirs, next) = Default::default();
-        Some((VolumeHandover { store: DirState::of_lock(lock), nodes, files, dirs, next, limits }, held))
+        let store = StoreState::Dir(DirState::of_lock(lock));
+        Some((VolumeHandover { store, nodes, files, dirs, next, limits }, held))
     }
 
     /// Writes the volume down, until `until`. No request may be under way.
@@ -179,9 +182,8 @@ impl Volume {
         let files = files.collect();
         let mut dirs = Vec::new();
         for (handle, dir) in self.dirs.all() {
-            let fd = dir.dir.descriptor().ok_or(Error::Invalid("a directory of it cannot be handed over"))?;
-            let fd = kept.copy(fd).map_err(|_| Error::Invalid("the process has no descriptor left"))?;
-            dirs.push(DirHandleState { handle, node: dir.id, opener_pid: dir.opener_pid, fd });
+            let opening = dir.dir.hand_over(kept)?;
+            dirs.push(DirHandleState { handle, node: dir.id, opener_pid: dir.opener_pid, opening });
         }
         let limits = self.limits().iter().map(|one| (one.cgroup.to_string(), one.as_change())).collect();
         let next = (self.files.next_number(), self.dirs.next_number());
@@ -216,7 +218,7 @@ impl Volume {
                 flags.intersects(OpenFlags::WRITE | OpenFlags::TRUNCATE);
         }
         // Before the files that the store has kept open for this are closed.
-        let open: HashMap<NodeId, Access> = state.store.open_data().collect();
+        let open: HashMap<NodeId, Access> = state.store.open_data().into_iter().collect();
         for (id, writes) in openers {
             volume.reopen(id, writes, open.get(&id).copied(), reopening)?;
         }
@@ -224,8 +226,7 @@ impl Volume {
             volume.resume_file(file)?;
         }
         for dir in &state.dirs {
-            let fd = incoming.take(dir.fd).map_err(|_| Error::Invalid("a directory was not handed over"))?;
-            let opened = core.store.take_over_dir(dir.node, fd)?;
+            let opened = core.store.take_over_dir(dir.node, &dir.opening, incoming)?;
             let handle = DirHandle { id: dir.node, dir: opened, opener_pid: dir.opener_pid, noted: None };
             volume.dirs.restore(HandleId(dir.handle), handle)?;
         }

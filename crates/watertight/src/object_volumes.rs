@@ -102,6 +102,69 @@ pub(crate) fn open(
     read_only: bool,
     mountpoint: &Path,
 ) -> store::Result<Arc<dyn Store>> {
+    // One in memory is this process's own, and not read by others.
+    let read_only = read_only && !is_memory(url);
+    if is_memory(url) {
+        // It is this process's own, which has made it already if it was attached before.
+        let made = objects::format(url, &objects::FormatOptions::default()).map(drop);
+        made.or_else(|error| if error.kind() == store::ErrorKind::Exists { Ok(()) } else { Err(error) })?;
+    }
+    objects::open(url, &objects::OpenOptions { read_only, ..open_options(options, mountpoint) })
+}
+
+/// Opens the volume as the program before in this process has left it: see [`can_be_handed_over`].
+///
+/// # Errors
+/// Those of the store.
+#[cfg(feature = "objects")]
+pub(crate) fn resume(
+    url: &str,
+    options: &ObjectOptions,
+    mountpoint: &Path,
+    handed: &store::NumberedState,
+) -> store::Result<Arc<dyn Store>> {
+    let options = open_options(options, mountpoint);
+    // Nobody's journal is given up twice.
+    objects::open(url, &objects::OpenOptions { handed: Some(handed.clone()), abandon: None, ..options })
+}
+
+/// Fails: this program is built without.
+#[cfg(not(feature = "objects"))]
+pub(crate) fn resume(
+    _url: &str,
+    _options: &ObjectOptions,
+    _mountpoint: &Path,
+    _handed: &store::NumberedState,
+) -> store::Result<Arc<dyn Store>> {
+    Err(Error::with(store::ErrorKind::Unsupported, "open store", ABSENT))
+}
+
+/// Whether a bucket that gave this error may answer otherwise later, if nobody changes anything.
+pub(crate) fn may_answer_later(error: &Error) -> bool {
+    use store::ErrorKind::{AccessDenied, Io, TimedOut};
+    matches!(error.kind(), Io | TimedOut | AccessDenied)
+}
+
+/// Whether another program in this process will be able to open the volume, and this one if that one
+/// is not: nothing that is not there any more is needed for it.
+///
+/// # Errors
+/// Why not, in words.
+pub(crate) fn can_be_handed_over(url: &str, options: &ObjectOptions) -> std::result::Result<(), String> {
+    if is_memory(url) {
+        return Err("it is in the memory of this program".to_owned());
+    }
+    for directory in options.disk_cache.iter().chain(&options.journal) {
+        std::fs::metadata(directory).map_err(|error| format!("{}: {error}", directory.shown()))?;
+    }
+    #[cfg(feature = "objects")]
+    objects::check_key(url, options.key_file.as_deref())
+        .map_err(|error| in_one_line(words(&error)).to_string())?;
+    Ok(())
+}
+
+#[cfg(feature = "objects")]
+fn open_options(options: &ObjectOptions, mountpoint: &Path) -> objects::OpenOptions {
     let ObjectOptions {
         takeover,
         follow,
@@ -121,26 +184,19 @@ pub(crate) fn open(
         size_max: journal_size,
         is_fsync_target: fsync_to_host,
     });
-    // One in memory is this process's own, and not read by others.
-    let read_only = read_only && !is_memory(url);
-    if is_memory(url) {
-        // It is this process's own, which has made it already if it was attached before.
-        let made = objects::format(url, &objects::FormatOptions::default()).map(drop);
-        made.or_else(|error| if error.kind() == store::ErrorKind::Exists { Ok(()) } else { Err(error) })?;
-    }
     let mountpoint = crate::term::shown::exact(mountpoint);
-    let options = objects::OpenOptions {
+    objects::OpenOptions {
         mountpoint,
         takeover,
         abandon,
-        read_only,
+        read_only: false,
         follow,
         snapshot,
         key_file,
         disk_cache,
         journal,
-    };
-    objects::open(url, &options)
+        handed: None,
+    }
 }
 
 /// Fails: this program is built without.

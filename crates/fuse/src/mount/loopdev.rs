@@ -8,10 +8,13 @@ use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{self, Opcode, Setter};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
+
+/// Of all loop devices.
+const LOOP_MAJOR: u32 = 7;
 
 /// Length of the device.
 pub(super) const BYTES: u64 = 1 << 20;
@@ -20,6 +23,7 @@ const ATTEMPTS: usize = 64;
 
 const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
 const LOOP_CONFIGURE: Opcode = 0x4C0A;
+const LOOP_GET_STATUS64: Opcode = 0x4C05;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 
 /// `struct loop_info64` of `linux/loop.h`.
@@ -77,6 +81,24 @@ unsafe impl ioctl::Ioctl for GetFree {
     ) -> rustix::io::Result<Self::Output> {
         Ok(out)
     }
+}
+
+/// The number of the file system without a device that the file of a loop device is in, by which FUSE
+/// knows a connection; none for other files. The device is what a mount says of itself: its number,
+/// and a path, which the mount's user may have made up.
+pub(super) fn backing_device((major, minor): (u32, u32), path: &Path) -> Option<u64> {
+    if major != LOOP_MAJOR {
+        return None;
+    }
+    let open =
+        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()).ok()?;
+    if rustix::fs::fstat(&open).ok()?.st_rdev != rustix::fs::makedev(major, minor) {
+        return None;
+    }
+    // SAFETY: LOOP_GET_STATUS64 fills a `struct loop_info64`, which `LoopInfo` is field by field.
+    let info =
+        unsafe { ioctl::ioctl(open.as_fd(), ioctl::Getter::<LOOP_GET_STATUS64, LoopInfo>::new()) }.ok()?;
+    (rustix::fs::major(info.device) == 0).then(|| rustix::fs::minor(info.device).into())
 }
 
 /// A loop device in use; it stays as long as this or a file system on it does.

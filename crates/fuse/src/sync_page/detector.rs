@@ -13,7 +13,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
@@ -21,14 +21,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, openat};
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use sync::{Condvar, Mutex};
 
 use super::callers;
 use super::{Callers, Device, SyncPage};
 use crate::device::Dev;
 use crate::in_flight::InFlight;
-use crate::mount::{DEVICE_BYTES, SyncDevice};
+use crate::mount::{DEVICE_BYTES, SyncDevice, control};
 
 /// How long the kernel's queues are waited for.
 const LONGEST: Duration = Duration::from_secs(2);
@@ -116,13 +115,6 @@ impl SyncDetector {
             }
         }
     }
-}
-
-/// The kernel's control file system for FUSE, in a mount at no path: not every host has it mounted.
-fn control() -> io::Result<OwnedFd> {
-    let fs = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    fsconfig_create(fs.as_fd())?;
-    Ok(fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?)
 }
 
 /// The requests in hand that carry data which the kernel had collected.

@@ -39,6 +39,8 @@ pub struct Request {
     /// The engine's epoch that the caller saw. The lease repeats it, and does not know what it
     /// means.
     pub engine_epoch: u64,
+    /// The lease is this process's, by the program before this one.
+    pub is_resumed: bool,
 }
 
 #[derive(Debug)]
@@ -92,6 +94,9 @@ impl Taker<'_> {
     async fn round(&mut self, seen: Seen) -> Result<Swapped> {
         let Some(holder) = &seen.info.holder else { return self.swap(&seen, How::Free).await };
         let is_given_up = holder.process == self.host.process() && !is_live(seen.info.nonce);
+        if is_given_up && self.request.is_resumed {
+            return self.swap(&seen, How::Dead).await;
+        }
         if is_given_up || self.host.has_ended(&holder.process) {
             tracing::warn!("{holder} has ended without a release: the volume is taken over at once");
             return self.swap(&seen, How::Dead).await;

@@ -25,7 +25,7 @@ use super::paths::PathFd;
 use super::table::Referenced;
 use super::{DirOptions, DirStore, Inner, list, sys};
 use crate::dir_state::{DataState, DirState, ObjectState, PathState};
-use crate::{Dir, Error, ErrorKind, File, ObjectId, Result};
+use crate::{Dir, Error, ErrorKind, File, ObjectId, OpenDirState, Result};
 use ::handover::{Incoming, Kept};
 
 const OP: &str = "take over the store";
@@ -266,7 +266,15 @@ impl DirStore {
 }
 
 impl Inner {
-    pub(super) fn take_over_dir(&self, id: ObjectId, fd: OwnedFd) -> Result<Arc<dyn Dir>> {
+    pub(super) fn take_over_dir(
+        &self,
+        id: ObjectId,
+        state: &OpenDirState,
+        incoming: &Incoming,
+    ) -> Result<Arc<dyn Dir>> {
+        let absent = || Error::with(ErrorKind::Invalid, OP, "a directory was not handed over");
+        let OpenDirState::Fd(number) = state else { return Err(absent()) };
+        let fd = incoming.take(*number).map_err(|_| absent())?;
         let node = self.dir_node(id, OP)?;
         let stat = self.stat(fd.as_fd(), OP)?;
         if stat.stx_ino != node.ino {

@@ -112,10 +112,9 @@ pub fn detach(mount: &Mount) -> Result<()> {
 /// # Errors
 /// The errors of umount2(2) or `fusermount3`.
 pub fn force(mount: &Mount) -> Result<()> {
-    let abort = mount.connection_dir().join("abort");
     let mut flags = UnmountFlags::DETACH;
-    if let Err(error) = fs::write(&abort, "1") {
-        tracing::debug!(path = %abort.shown(), %error, "cannot abort the connection through sysfs");
+    if let Err(error) = mount.abort() {
+        tracing::debug!(path = %mount.mountpoint.shown(), %error, "cannot abort the connection through its control file");
         flags |= UnmountFlags::FORCE;
     }
     attempt(mount, flags).map(drop)

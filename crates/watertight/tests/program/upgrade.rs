@@ -31,13 +31,13 @@ pub(crate) fn next_program(rig: &Rig) -> PathBuf {
 }
 
 /// Upgrades the rig's mount, by `next_program`.
-fn upgrade(rig: &Rig, more: &[&str]) -> Out {
+pub(crate) fn upgrade(rig: &Rig, more: &[&str]) -> Out {
     let program = next_program(rig);
     rig.verb("upgrade", &[&["--program", program.to_str().unwrap()], more].concat())
 }
 
 /// Upgrades by a program.
-fn upgrade_by(rig: &Rig, program: &Path) -> Out {
+pub(crate) fn upgrade_by(rig: &Rig, program: &Path) -> Out {
     rig.verb("upgrade", &["--program", program.to_str().unwrap()])
 }
 
@@ -49,7 +49,7 @@ fn mounted(options: &str) -> Option<(Rig, Daemon)> {
 }
 
 /// How often it was upgraded, and how often that failed in the new program.
-fn counts(rig: &Rig) -> (u64, u64) {
+pub(crate) fn counts(rig: &Rig) -> (u64, u64) {
     let upgrades = rig.volume()["upgrades"].clone();
     (upgrades["count"].as_u64().unwrap(), upgrades["failed"].as_u64().unwrap())
 }
@@ -98,7 +98,7 @@ fn what_was_open_is_open_still() {
     }
 }
 
-fn is_open_still(rig: &Rig) {
+pub(crate) fn is_open_still(rig: &Rig) {
     // A file that nobody could open again, one without a name, and one that never had one.
     let secret = rig.mnt.join("secret");
     let mut options = OpenOptions::new();
@@ -308,13 +308,11 @@ fn a_program_that_cannot_take_over_is_refused_and_nothing_changes() {
     assert_eq!(rig.stored("file").unwrap(), b"......!");
 }
 
-/// A program that is as this one, but does not find its descriptors in `/proc`: it fails in the
-/// middle.
-fn failing_program(rig: &Rig) -> PathBuf {
+/// A program that is as this one, but has this text in place of that: it fails in the middle.
+pub(crate) fn failing_program(rig: &Rig, from: &[u8], to: &[u8]) -> PathBuf {
     let path = rig.root.join("failing");
     copy_program(PROGRAM, &path);
     let mut bytes = fs::read(&path).unwrap();
-    let (from, to) = (b"/proc/self/fd\0", b"/proc/no/such\0");
     let at: Vec<usize> = (0..bytes.len() - from.len()).filter(|&at| bytes[at..].starts_with(from)).collect();
     assert!(!at.is_empty(), "the program has no such text");
     at.iter().for_each(|&at| bytes[at..at + to.len()].copy_from_slice(to));
@@ -329,7 +327,8 @@ fn failing_program(rig: &Rig) -> PathBuf {
 #[test]
 fn a_program_that_fails_while_it_takes_over_gives_the_mount_back() {
     let Some((rig, daemon)) = mounted("dirty_after=1h,") else { return };
-    let failing = failing_program(&rig);
+    // It does not find its descriptors.
+    let failing = failing_program(&rig, b"/proc/self/fd\0", b"/proc/no/such\0");
     let mut file = File::create(rig.mnt.join("file")).unwrap();
     flock(&file, FlockOperation::LockExclusive).unwrap();
     for n in 1..=3 {
@@ -360,11 +359,11 @@ fn a_program_that_fails_while_it_takes_over_gives_the_mount_back() {
 fn what_cannot_be_handed_over_yet_is_refused_with_a_reason() {
     let Some(mut rig) = Rig::mounting() else { return };
     let daemon = rig.mount_faulty("statfs:nth=99:fail=EIO", "uring=off");
-    upgrade(&rig, &[]).ends(1, "only volumes in directories can be handed over");
+    upgrade(&rig, &[]).ends(1, "only volumes in directories and on object storage");
     rig.verb("umount", &[]).ok();
     daemon.end();
     let daemon = rig.mount_source("mem:", "uring=off");
-    upgrade(&rig, &[]).ends(1, "only volumes in directories can be handed over");
+    upgrade(&rig, &[]).ends(1, "only volumes in directories and on object storage");
     rig.verb("umount", &[]).ok();
     daemon.end();
     let daemon = rig.mount("uring=off");

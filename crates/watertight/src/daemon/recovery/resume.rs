@@ -8,7 +8,7 @@ use std::sync::Arc;
 use handover::Incoming;
 use recovery::{Journal, Link, NodeKey, Recovery, keeper};
 use rustix::fs::OFlags;
-use store::DirStore;
+use store::{DirStore, StoreState};
 
 use super::serve;
 use crate::cli::MountArgs;
@@ -25,6 +25,7 @@ use crate::term::problem::{Problem, Result};
 /// The host may have given the inode number of an object that is gone to another one. One of those
 /// with one number is there: the one that its handle leads to, or that the keeper holds.
 fn add_objects(state: &mut State, journal: &Journal, kept: &Kept, medium: &OwnedFd, incoming: &Incoming) {
+    let StoreState::Dir(store) = &mut state.volume.store else { return };
     let nodes = journal.nodes();
     let held = |id: u64| kept.held.iter().find(|(held, _)| held.node == id).map(|(_, number)| *number);
     let mut sharers: HashMap<u64, usize> = HashMap::new();
@@ -41,9 +42,9 @@ fn add_objects(state: &mut State, journal: &Journal, kept: &Kept, medium: &Owned
                     let writes = flags.is_ok_and(|flags| flags.intersects(OFlags::RDWR | OFlags::WRONLY));
                     (number, true, writes)
                 });
-                state.volume.store.add(id, key, held);
+                store.add(id, key, held);
             }
-            _ => state.volume.store.add_gone(id),
+            _ => store.add_gone(id),
         }
     }
 }
@@ -78,8 +79,9 @@ pub(crate) fn run(args: &MountArgs, kept: &Kept) -> Result<ExitCode> {
     let (mut up, directory) = resumed.inspect_err(|_| drop(recovery.link.end()))?;
     incoming.commit();
     up.registration.settle();
-    directory.settle();
-    drop(directory);
+    if let Some(directory) = directory {
+        directory.settle();
+    }
     mount_agent::start().unwrap_or_else(|problem| tracing::warn!("{problem}"));
     let (nodes, opens) = (recovery.journal.nodes().len(), recovery.journal.opens().len());
     let volume = up.mounted.volume.name();

@@ -97,13 +97,21 @@ pub(crate) fn answer(args: &CanTakeArgs) -> Result<()> {
             args.version
         )));
     }
-    let cli = Cli::try_parse_from(&args.arguments).map_err(|error| {
-        Problem::usage(format!("it does not know the mount's arguments: {}", in_one_line(&error.to_string())))
-    })?;
-    let Verb::Mount(mount) = &cli.verb else {
-        return Err(Problem::usage("the arguments are not those of a mount"));
-    };
-    MountOptions::parse(&mount.options)?;
+    options_of(&args.arguments).map_err(Problem::usage)?;
     console().print(YES);
     Ok(())
+}
+
+/// The options of a mount process that was started with these arguments.
+///
+/// # Errors
+/// Which of them makes no sense to this program, in words.
+pub(super) fn options_of(arguments: &[OsString]) -> Result<MountOptions, String> {
+    let cli = Cli::try_parse_from(arguments).map_err(|error| {
+        format!("it does not know the mount's arguments: {}", in_one_line(&error.to_string()))
+    })?;
+    let Verb::Mount(mount) = &cli.verb else {
+        return Err("the arguments are not those of a mount".to_owned());
+    };
+    MountOptions::parse(&mount.options).map_err(|problem| problem.to_string())
 }

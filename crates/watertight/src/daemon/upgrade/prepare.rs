@@ -9,7 +9,7 @@ use super::upgrader::{Handed, PreparedUpgrade};
 use super::{LOOK, check, program};
 use crate::control::api::{UpgradeReply, UpgradeRequest};
 use crate::daemon::event::SupervisorEvent;
-use crate::host::{checks, spawn_for_result};
+use crate::host::spawn_for_result;
 use crate::object_volumes;
 use crate::term::units;
 
@@ -34,6 +34,11 @@ pub(crate) fn request(
     let max_pause = Duration::from_millis(request.max_pause_ms).min(PAUSE_MAX);
     let until = Instant::now() + timeout;
     can_be_handed_over(mounted)?;
+    if object_volumes::looks_like(&mounted.info.source) {
+        let options = check::options_of(&upgrader.arguments)?;
+        object_volumes::can_be_handed_over(&mounted.info.source, &options.objects)
+            .map_err(|why| format!("another program could not open {}: {why}", mounted.info.source))?;
+    }
     let file = program::open(Path::new(&request.program))?;
     // A child that is started while the store does not answer never begins: it has copies of the
     // store's files, whose closing asks the store.
@@ -49,16 +54,19 @@ pub(crate) fn request(
 
 pub(super) fn can_be_handed_over(mounted: Handed<'_>) -> Result<(), String> {
     let source = &mounted.info.source;
-    if object_volumes::looks_like(checks::innermost(source)) {
+    let is_on_objects = object_volumes::looks_like(source);
+    if !is_on_objects && !source.starts_with("dir:") {
         return Err(format!(
-            "only volumes in directories can be handed over to another program yet, and {source} is one on \
-             object storage, whose lease, journal and disk cache stay with this program"
+            "only volumes in directories and on object storage can be handed over to another program, and its \
+             store is {source}"
         ));
     }
-    if !source.starts_with("dir:") {
-        return Err(format!(
-            "only volumes in directories can be handed over to another program yet, and its store is {source}"
-        ));
+    if is_on_objects && mounted.info.read_only {
+        return Err(
+            "it only reads a volume on object storage, of which nothing is handed over: unmount it, and mount it \
+             with the new program"
+                .to_owned(),
+        );
     }
     if mounted.volume.recovery().is_some() {
         return Err(

@@ -13,11 +13,12 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use cgroups::Hierarchy;
 use handover::Incoming;
 use recovery::Recovery;
-use store::{DirOptions, DirStore};
+use store::{DirOptions, DirStore, Store, StoreState};
 use volume::{Reopening, Tenants, Volume};
 
 use super::state::{State, now_ns};
@@ -36,12 +37,15 @@ use crate::daemon::store::volume_options;
 use crate::daemon::supervisor::Supervisor;
 use crate::daemon::volume_info::VolumeInfo;
 use crate::host::{mount_agent, notify, privileges, signals, utab};
+use crate::object_volumes;
 use crate::registry::RuntimeDir;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::{exact, in_one_line};
 
 /// Callers that may wait for the control socket.
 const BACKLOG: i32 = 128;
+/// The pause before a bucket that does not answer is asked again.
+const ASKED_AGAIN: Duration = Duration::from_secs(1);
 /// The most of a reason that is read.
 const REASON_BYTES: u64 = 4096;
 
@@ -66,8 +70,9 @@ pub(crate) fn run(args: &MountArgs, number: i32) -> Result<ExitCode> {
         Ok((mut up, directory)) => {
             incoming.commit();
             up.registration.settle();
-            directory.settle();
-            drop(directory);
+            if let Some(directory) = directory {
+                directory.settle();
+            }
             if let Some(pid) = state.agent {
                 mount_agent::reap(pid);
             }
@@ -140,7 +145,7 @@ pub(crate) fn resume(
     incoming: &Incoming,
     reason: Option<&str>,
     recovery: Option<&Arc<Recovery>>,
-) -> Result<(Up, Arc<DirStore>)> {
+) -> Result<(Up, Option<Arc<DirStore>>)> {
     let failed = |what: &str, error: &dyn std::fmt::Display| Problem::failure(format!("{what}: {error}"));
     let tree = Hierarchy::find(&options.cgroup)
         .map_err(|error| Problem::usage(in_one_line(&format!("option cgroup: {error}"))))?;
@@ -168,7 +173,8 @@ pub(crate) fn resume(
     let listener = UnixListener::from(listener);
 
     let store_failed = |error: store::Error| failed("the store", &error);
-    let (directory, files) = take_store(&state.source, options, state, incoming).map_err(store_failed)?;
+    let TakenStore { store, files, directory } =
+        take_store(options, state, incoming, reason.is_some()).map_err(store_failed)?;
     privileges::respect_quotas();
     let tenants = || tree.map_or_else(|| Ok(Arc::default()), Tenants::of);
     let tenants = volume::span_of(&name).in_scope(tenants);
@@ -176,7 +182,6 @@ pub(crate) fn resume(
     let volume_options = volume_options(&name, options, Arc::clone(&tenants), recovery);
     // The program before can have the mount back, unless this is it.
     let reopening = if reason.is_none() { Reopening::Required } else { Reopening::Tried };
-    let store = Arc::clone(&directory) as Arc<_>;
     let volume = match recovery {
         None => Volume::take_over(store, volume_options, &state.volume, incoming, reopening),
         Some(_) => Volume::recover(store, volume_options, state.volume.limits()),
@@ -239,18 +244,44 @@ pub(crate) fn resume(
     Ok((Up { mounted, supervisor, registration, server, utab, source, mountpoint }, directory))
 }
 
-/// A store, and its open files, which are to be kept until the volume has them.
-type TakenStore = (Arc<DirStore>, Vec<Arc<dyn store::File>>);
+/// A store that was taken over.
+struct TakenStore {
+    store: Arc<dyn Store>,
+    /// Its open files, which are to be kept until the volume has them.
+    files: Vec<Arc<dyn store::File>>,
+    /// The store, if it is a directory's: its lock is shared with the program before.
+    directory: Option<Arc<DirStore>>,
+}
 
-/// The store, in the directory that the state names.
+/// The store that the state names. Where `is_last`, no other program can take it over: then it is
+/// waited for if its medium does not answer.
 fn take_store(
-    spec: &str,
     options: &MountOptions,
     state: &State,
     incoming: &Incoming,
+    is_last: bool,
 ) -> store::Result<TakenStore> {
-    let path = spec.strip_prefix("dir:").unwrap_or(spec);
-    let no_atime = options.flags.iter().any(|flag| flag == "noatime");
-    let dir_options = DirOptions { no_atime, ..Default::default() };
-    DirStore::take_over(Path::new(path), dir_options, &state.volume.store, incoming)
+    let spec = &state.source;
+    match &state.volume.store {
+        StoreState::Dir(dir) => {
+            let path = spec.strip_prefix("dir:").unwrap_or(spec);
+            let no_atime = options.flags.iter().any(|flag| flag == "noatime");
+            let dir_options = DirOptions { no_atime, ..Default::default() };
+            let (store, files) = DirStore::take_over(Path::new(path), dir_options, dir, incoming)?;
+            Ok(TakenStore { store: Arc::clone(&store) as _, files, directory: Some(store) })
+        }
+        StoreState::Numbered(numbered) => loop {
+            let mountpoint = &state.mounted.mountpoint;
+            let opened = object_volumes::resume(spec, &options.objects, mountpoint, numbered);
+            match opened {
+                Ok(store) => return Ok(TakenStore { store, files: Vec::new(), directory: None }),
+                Err(error) if is_last && object_volumes::may_answer_later(&error) => {
+                    tracing::error!(%error, "the volume's bucket does not answer: it is asked again");
+                    notify::alive();
+                    std::thread::sleep(ASKED_AGAIN);
+                }
+                Err(error) => return Err(error),
+            }
+        },
+    }
 }

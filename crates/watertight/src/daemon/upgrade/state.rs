@@ -17,7 +17,7 @@ use crate::control::volume_id::VolumeId;
 use crate::host::mountinfo::Mount;
 
 /// The format that this program writes.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// The formats that it reads.
 pub(crate) const READS: std::ops::RangeInclusive<u32> = 1..=VERSION;
 
@@ -96,12 +96,27 @@ pub(crate) fn now_ns() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use store::{DirState, NumberedState, ObjectId, OpenDirState, StoreState};
+
     use super::*;
+
+    #[test]
+    fn a_store_and_an_open_directory_are_read_as_what_they_were() {
+        let numbered = NumberedState { references: vec![(ObjectId(7), 2)], tmpfiles: vec![ObjectId(9)] };
+        for state in [StoreState::Dir(DirState::of_lock(3)), StoreState::Numbered(numbered)] {
+            let text = serde_json::to_string(&state).unwrap();
+            assert_eq!(serde_json::from_str::<StoreState>(&text).unwrap(), state, "{text}");
+        }
+        for state in [OpenDirState::Fd(3), OpenDirState::Listed(vec![3]), OpenDirState::Listed(Vec::new())] {
+            let text = serde_json::to_string(&state).unwrap();
+            assert_eq!(serde_json::from_str::<OpenDirState>(&text).unwrap(), state, "{text}");
+        }
+    }
 
     #[test]
     fn a_state_of_another_version_is_named_and_not_read() {
         let error = State::parse(br#"{"version":99,"what":"ever"}"#).unwrap_err();
-        assert!(error.contains("version 99") && error.contains("reads 1 to 1"), "{error}");
+        assert!(error.contains("version 99") && error.contains("reads 1 to 2"), "{error}");
         for bad in [&b""[..], b"{}", b"[1]", br#"{"version":1}"#, br#"{"version":-1}"#, b"\xff"] {
             let error = State::parse(bad).unwrap_err();
             assert!(error.contains("cannot be read"), "{error}");

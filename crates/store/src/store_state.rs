@@ -1,0 +1,66 @@
+//! What a store leaves to the next program of its process.
+
+use std::os::fd::RawFd;
+
+use serde::{Deserialize, Serialize};
+
+use crate::dir_state::DirState;
+use crate::types::{Access, ObjectId};
+
+/// A store, written down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum StoreState {
+    /// A directory's.
+    Dir(DirState),
+    /// One whose objects are found by their numbers, whichever program asks.
+    Numbered(NumberedState),
+}
+
+/// The objects in use of a store that finds them by their numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NumberedState {
+    /// Objects, with the references that its user has on each.
+    pub references: Vec<(ObjectId, u64)>,
+    /// Files that were made without a name, and may still get their first.
+    pub tmpfiles: Vec<ObjectId>,
+}
+
+/// An open directory, written down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum OpenDirState {
+    /// The descriptor of its opening.
+    Fd(RawFd),
+    /// What was listed so far, as its store knows it.
+    Listed(Vec<u8>),
+}
+
+impl StoreState {
+    /// How many objects it has.
+    #[must_use]
+    pub fn objects(&self) -> usize {
+        match self {
+            Self::Dir(dir) => dir.objects(),
+            Self::Numbered(numbered) => numbered.references.len(),
+        }
+    }
+
+    /// How many of them have no descriptor.
+    #[must_use]
+    pub fn by_handle(&self) -> usize {
+        match self {
+            Self::Dir(dir) => dir.by_handle(),
+            Self::Numbered(numbered) => numbered.references.len(),
+        }
+    }
+
+    /// Objects that have their open data with them, and the access that it allows.
+    #[must_use]
+    pub fn open_data(&self) -> Vec<(ObjectId, Access)> {
+        match self {
+            Self::Dir(dir) => dir.open_data().collect(),
+            Self::Numbered(_) => Vec::new(),
+        }
+    }
+}
