@@ -502,4 +502,6 @@ async fn lost(mounted: Arc<Mounted>, held: Arc<Held>) {
 }
 
 #[cfg(test)]
+mod handed_over;
+#[cfg(test)]
 mod tests;
