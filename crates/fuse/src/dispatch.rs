@@ -268,7 +268,7 @@ fn decoded<'a>(
     message: &'a [u8],
     channel: &ReplyChannel,
 ) -> Option<(InHeader, Op<'a>)> {
-    let (header, body) = match decode::header(message) {
+    let (mut header, body) = match decode::header(message) {
         Ok(split) => split,
         Err(error) => {
             shared.stats.unknown(number);
@@ -277,7 +277,12 @@ fn decoded<'a>(
         }
     };
     match decode::operation(&header, body, shared.negotiated.agreed) {
-        Ok(op) => Some((header, op)),
+        Ok(op) => {
+            if op_class::has_no_caller(&op) {
+                header.pid = 0;
+            }
+            Some((header, op))
+        }
         Err(error) => {
             shared.stats.unknown(number);
             tracing::error!(%error, unique = header.unique, "a request that cannot be read");

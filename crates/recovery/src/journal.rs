@@ -79,12 +79,26 @@ const NEXT_NUMBER: usize = 2;
 const SERVERS: usize = 3;
 const NODES_USED: usize = 4;
 const OPENS_USED: usize = 5;
+const DEATHS: usize = 6;
 
 /// The kernel marks a request that it sends again by this bit of its number.
 pub const RESENT: u64 = 1 << 63;
 
 /// The node that the kernel knows without a look-up.
 const ROOT: u64 = 1;
+
+/// How the server before this one has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LastEnd {
+    /// Another process has killed it.
+    Killed,
+    /// It has crashed by itself.
+    Crashed,
+    /// It has left its place to a server of another program: this one.
+    Upgraded,
+    /// It was one of another program, and could not serve: this is the program before.
+    GivenBack,
+}
 
 /// Slots that are free: those that were given back, and all from `next` on.
 #[derive(Debug, Default)]
@@ -149,21 +163,21 @@ impl Journal {
         Self::over(memory).begun()
     }
 
-    /// The journal of a server that has died. Each request that it had in its hands counts one crash
-    /// more, if `is_crash`: it was not killed by another process.
+    /// The journal of a server that has `ended` so. Each request that it had in its hands counts one crash
+    /// more if it has crashed.
     ///
     /// # Errors
     /// When it is none.
-    pub fn recover(file: OwnedFd, is_crash: bool) -> io::Result<Self> {
-        Self::in_file(Arc::new(MemoryFile::over(file, WORDS)?)).resumed(is_crash)
+    pub fn recover(file: OwnedFd, ended: LastEnd) -> io::Result<Self> {
+        Self::in_file(Arc::new(MemoryFile::over(file, WORDS)?)).resumed(ended)
     }
 
     /// As [`recover`](Self::recover), in this memory.
     ///
     /// # Errors
     /// When it is none.
-    pub fn recover_in(memory: Arc<dyn Memory>, is_crash: bool) -> io::Result<Self> {
-        Self::over(memory).resumed(is_crash)
+    pub fn recover_in(memory: Arc<dyn Memory>, ended: LastEnd) -> io::Result<Self> {
+        Self::over(memory).resumed(ended)
     }
 
     fn in_file(file: Arc<MemoryFile>) -> Self {
@@ -180,11 +194,14 @@ impl Journal {
         self
     }
 
-    fn resumed(self, is_crash: bool) -> io::Result<Self> {
+    fn resumed(self, ended: LastEnd) -> io::Result<Self> {
         if self.get(0) != FORMAT {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no journal of this format"));
         }
         self.set(SERVERS, self.get(SERVERS) + 1);
+        if matches!(ended, LastEnd::Killed | LastEnd::Crashed) {
+            self.set(DEATHS, self.get(DEATHS) + 1);
+        }
         self.remove_useless();
         let find_free = |at: usize, len: usize, used: usize| Free {
             next: used,
@@ -197,7 +214,7 @@ impl Journal {
         *self.nodes.lock() = find_free(NODES_AT, NODE, self.used(NODES_USED, NODES_MAX));
         *self.opens.lock() = find_free(OPENS_AT, OPEN, self.used(OPENS_USED, OPENS_MAX));
         *self.requests.lock() = find_free(REQUESTS_AT, REQUEST, REQUESTS_MAX);
-        self.find_orphans(is_crash);
+        self.find_orphans(ended == LastEnd::Crashed);
         let opens = self.opens().into_iter().map(|(_, open)| (open.request, open));
         *self.opened.lock() = opens.collect();
         Ok(self)
@@ -235,6 +252,12 @@ impl Journal {
     #[must_use]
     pub fn servers(&self) -> u64 {
         self.get(SERVERS)
+    }
+
+    /// How many servers have died before this one.
+    #[must_use]
+    pub fn deaths(&self) -> u64 {
+        self.get(DEATHS)
     }
 
     /// Whether it has everything: if not, no server can go on from it.

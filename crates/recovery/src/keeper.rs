@@ -8,6 +8,9 @@
 //! A server that dies is followed by another one. Where that is in vain (it dies before it serves,
 //! or again and again), the keeper gives up, and the mount ends as without it. Where the host lacks what a
 //! process needs, the keeper tries again until it has it: callers of the mount wait meanwhile.
+//!
+//! A server may leave its place to one of another program. If that one ends before it serves, however,
+//! the program before is started again. The keeper itself stays the program that it is.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -22,6 +25,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use sync::Mutex;
 
+use crate::LastEnd;
 use crate::link::{self, HELD_MAX, Held, HoldId, Message};
 use crate::sys;
 
@@ -34,7 +38,7 @@ pub const LINK: RawFd = 905;
 pub const HELD: RawFd = 906;
 
 /// The argument that says to a program that it is kept: `first`, or how many servers died before,
-/// whether the last one crashed or was killed, and which objects are held, as `NODE:HOLD:NUMBER`.
+/// how the last one ended, and which objects are held, as `NODE:HOLD:NUMBER`.
 pub const ARGUMENT: &str = "--kept=";
 
 /// A server that has lived so long has not died at once.
@@ -126,6 +130,10 @@ pub enum Ended {
 #[derive(Debug)]
 pub struct Keeper {
     program: OwnedFd,
+    /// The one that the next server is to be of.
+    next: Option<OwnedFd>,
+    /// The one that is started again if the server that runs now does not come to serve.
+    before: Option<OwnedFd>,
     arguments: Vec<OsString>,
     server: Server,
     state: Vec<Arc<OwnedFd>>,
@@ -140,8 +148,9 @@ impl Keeper {
     /// Keeps servers that are this program, with these arguments.
     #[must_use]
     pub fn new(program: OwnedFd, arguments: Vec<OsString>, server: Server) -> Self {
-        let (state, held) = Default::default();
-        Self { program, arguments, server, state, held, is_ending: false, serves: false, has_served: false }
+        let (next, before, state, held) = Default::default();
+        let (is_ending, serves, has_served) = (false, false, false);
+        Self { program, next, before, arguments, server, state, held, is_ending, serves, has_served }
     }
 
     /// Keeps a server until it ends. A mount that was never served ends with its first server.
@@ -149,10 +158,10 @@ impl Keeper {
     /// # Errors
     /// When the first one cannot be started.
     pub fn run(mut self, events: &mut impl Events) -> io::Result<Ended> {
-        let (mut deaths, mut at_once, mut unserved, mut crash) = (0_u32, 0, 0, false);
+        let (mut servers, mut at_once, mut unserved, mut last) = (0_u32, 0, 0, LastEnd::Killed);
         loop {
             let out_of_memory = sys::out_of_memory_kills();
-            let (mut child, link) = self.start_until(deaths, crash, events)?;
+            let (mut child, link) = self.start_until(servers, last, events)?;
             let begun = Instant::now();
             self.serves = false;
             if let Err(error) = self.listen(&link, events) {
@@ -161,6 +170,14 @@ impl Keeper {
             drop(link);
             let status = child.wait()?;
             self.server.end();
+            servers += 1;
+            if let Some(program) = self.before.take().filter(|_| !self.serves) {
+                events.say(&format!(
+                    "the new program has not come to serve ({status}): the one before goes on"
+                ));
+                (self.program, last) = (program, LastEnd::GivenBack);
+                continue;
+            }
             // A panic of its first thread has the kernel's end of the connection closed as well.
             let died = status
                 .signal()
@@ -168,12 +185,16 @@ impl Keeper {
             let Some(by) = died.filter(|_| !self.is_ending && self.has_served) else {
                 return Ok(Ended::Server(status));
             };
-            deaths += 1;
             let is_killed = by == Signal::KILL.as_raw();
             let has_no_memory = is_killed && sys::out_of_memory_kills() > out_of_memory;
-            crash = !is_killed || has_no_memory;
+            if let Some(program) = self.next.take().filter(|_| is_killed && !has_no_memory) {
+                self.before = Some(std::mem::replace(&mut self.program, program));
+                last = LastEnd::Upgraded;
+                continue;
+            }
+            last = if is_killed && !has_no_memory { LastEnd::Killed } else { LastEnd::Crashed };
             // Other processes may kill servers as often as they like, once they serve.
-            let is_blameless = !crash && self.serves;
+            let is_blameless = last == LastEnd::Killed && self.serves;
             at_once = if is_blameless || begun.elapsed() >= LONG { 1 } else { at_once + 1 };
             unserved = if self.serves { 0 } else { unserved + 1 };
             let how = match has_no_memory {
@@ -195,13 +216,13 @@ impl Keeper {
     /// Starts a server; again and again, where one has served: its mount waits for the next.
     fn start_until(
         &self,
-        deaths: u32,
-        crash: bool,
+        servers: u32,
+        last: LastEnd,
         events: &mut impl Events,
     ) -> io::Result<(Child, OwnedFd)> {
         let mut pause = PAUSE;
         loop {
-            match self.start(deaths, crash) {
+            match self.start(servers, last) {
                 Err(error) if self.has_served => {
                     if pause == PAUSE {
                         events.say(&format!("no server can be started: {error}; it is tried until one can"));
@@ -214,14 +235,20 @@ impl Keeper {
         }
     }
 
-    fn start(&self, deaths: u32, crash: bool) -> io::Result<(Child, OwnedFd)> {
+    fn start(&self, servers: u32, last: LastEnd) -> io::Result<(Child, OwnedFd)> {
         let (keeper, server) = link::pair()?;
         let mut argument = OsString::from(ARGUMENT);
         let mut passed = vec![(Arc::new(server), LINK)];
-        if deaths == 0 {
+        if servers == 0 {
             argument.push("first");
         } else {
-            argument.push(format!("{deaths},{}", if crash { "crashed" } else { "killed" }));
+            let how = match last {
+                LastEnd::Killed => "killed",
+                LastEnd::Crashed => "crashed",
+                LastEnd::Upgraded => "upgraded",
+                LastEnd::GivenBack => "given-back",
+            };
+            argument.push(format!("{servers},{how}"));
             passed.extend(self.state.iter().map(Arc::clone).zip(NUMBERS));
             for ((hold, (node, object)), number) in self.held.iter().zip(HELD..) {
                 argument.push(format!(",{node}:{}:{number}", hold.0));
@@ -246,7 +273,7 @@ impl Keeper {
                 return Err(error.into());
             }
         };
-        self.server.begin(process, deaths > 0);
+        self.server.begin(process, servers > 0);
         Ok((child, keeper))
     }
 
@@ -260,6 +287,7 @@ impl Keeper {
                 Message::State(_) => {}
                 Message::Ready(output, lines) if !self.state.is_empty() => {
                     self.serves = true;
+                    self.before = None;
                     self.server.serves();
                     if !std::mem::replace(&mut self.has_served, true) {
                         events.ready(output, &lines);
@@ -274,7 +302,9 @@ impl Keeper {
                     }
                 }
                 Message::Drop(id) => drop(self.held.remove(&id)),
-                Message::End => self.is_ending = true,
+                Message::Program(program) => self.next = Some(program),
+                // That of a new program which fails is not the mount's.
+                Message::End => self.is_ending = self.before.is_none() || self.serves,
             }
         }
         Ok(())

@@ -49,6 +49,8 @@ pub enum Message {
     Hold(Held, OwnedFd),
     /// It is not needed any more.
     Drop(HoldId),
+    /// The program of the next server: this one leaves its place to it.
+    Program(OwnedFd),
     /// The mount is gone, and the process ends.
     End,
 }
@@ -168,6 +170,14 @@ impl Link {
         let _next_time = self.send_drops(&mut unsent);
     }
 
+    /// Sends [`Message::Program`]: the caller ends then, by SIGKILL.
+    ///
+    /// # Errors
+    /// See [`Link::send_state`].
+    pub fn send_program(&self, program: BorrowedFd<'_>) -> io::Result<()> {
+        self.send(&mut self.unsent.lock(), b"P", &[program])
+    }
+
     /// Sends [`Message::End`].
     ///
     /// # Errors
@@ -260,6 +270,7 @@ fn parse(bytes: &[u8], mut descriptors: Vec<OwnedFd>) -> Option<Message> {
             Message::Hold(held, descriptors.pop()?)
         }
         b'D' => Message::Drop(HoldId(number(rest)?)),
+        b'P' => Message::Program(descriptors.pop()?),
         b'E' => Message::End,
         _ => return None,
     })

@@ -104,7 +104,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Mount(args) => {
             return match (cli.taken_over, &cli.kept) {
                 (Some(state), _) => daemon::upgrade::resume::run(args, state),
-                (None, Some(kept)) if kept.deaths > 0 => daemon::recovery::resume::run(args, kept),
+                (None, Some(kept)) if kept.servers > 0 => daemon::recovery::resume::run(args, kept),
                 (None, kept) => daemon::mount::run(args, cli.in_background, kept.is_some()),
             };
         }

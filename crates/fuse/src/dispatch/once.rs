@@ -269,7 +269,7 @@ mod tests {
         /// The one that follows.
         fn next(self) -> Self {
             let file = self.journal.file().expect("a file").try_clone_to_owned().expect("a copy");
-            Self::new(Journal::recover(file, false).expect("it is whole"), 8 | RESENT)
+            Self::new(Journal::recover(file, recovery::LastEnd::Killed).expect("it is whole"), 8 | RESENT)
         }
     }
 

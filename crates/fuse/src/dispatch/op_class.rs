@@ -19,6 +19,17 @@ pub(super) fn is_collected(arg: &WriteIn) -> bool {
     WriteInFlags::from_bits_retain(arg.write_flags).contains(WriteInFlags::CACHE)
 }
 
+/// Whether the kernel makes this request on its own: to no process's cgroup does it count, and no
+/// process's end ends it. Linux 7.3 and newer name the thread that it happens to be made in: one that
+/// syncs data of others, or that ends.
+pub(super) fn has_no_caller(op: &Op<'_>) -> bool {
+    match op {
+        Op::Release(_) | Op::ReleaseDir(_) => true,
+        Op::Write { arg, .. } => is_collected(arg),
+        _ => false,
+    }
+}
+
 /// Whether opening a file with these flags can change it.
 pub(super) fn writes(flags: u32) -> bool {
     truncates(flags) || flags & flag(libc::O_ACCMODE) != flag(libc::O_RDONLY)
@@ -33,13 +44,7 @@ pub(super) fn resizes(arg: &SetAttrIn) -> bool {
 /// and whose failure would lose something. The kernel itself limits how many it writes of the data
 /// that it has kept.
 pub(super) fn is_quota_exempt(op: &Op<'_>) -> bool {
-    match op {
-        Op::Release(_) | Op::ReleaseDir(_) => true,
-        Op::Write { arg, .. } => {
-            WriteInFlags::from_bits_retain(arg.write_flags).contains(WriteInFlags::CACHE)
-        }
-        _ => false,
-    }
+    has_no_caller(op)
 }
 
 /// Requests whose answers carry no information: the kernel only counts them.
@@ -122,5 +127,26 @@ pub(super) fn may_change(op: &Op<'_>) -> bool {
         // a sync.
         Op::Open(arg) => truncates(arg.flags) || writes(arg.flags),
         op => changes_names_or_attributes(op),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::abi::ReleaseIn;
+
+    /// A process that ends has its mapped pages written, and its files released: its end ends neither.
+    #[test]
+    fn what_the_kernel_does_on_its_own_is_no_processes() {
+        let write = |flags: WriteInFlags| Op::Write {
+            arg: WriteIn { write_flags: flags.bits(), ..WriteIn::default() },
+            data: &[],
+        };
+        assert!(has_no_caller(&write(WriteInFlags::CACHE)));
+        assert!(has_no_caller(&write(WriteInFlags::CACHE | WriteInFlags::KILL_SUIDGID)));
+        assert!(!has_no_caller(&write(WriteInFlags::empty())));
+        assert!(has_no_caller(&Op::Release(ReleaseIn::default())));
+        assert!(has_no_caller(&Op::ReleaseDir(ReleaseIn::default())));
+        assert!(!has_no_caller(&Op::StatFs));
     }
 }

@@ -9,7 +9,7 @@ fn key(ino: u64) -> NodeKey {
 fn again(journal: Journal) -> Journal {
     let file = journal.file().expect("a memory file").try_clone_to_owned().expect("a descriptor");
     drop(journal);
-    Journal::recover(file, true).expect("a journal")
+    Journal::recover(file, LastEnd::Crashed).expect("a journal")
 }
 
 fn opened(handle: u64) -> OpenRecord {
@@ -34,7 +34,7 @@ fn what_was_noted_is_there_for_the_next_server() {
     let dir = journal.add_open(&OpenRecord { kind: OpenKind::Dir, ..opened(9) }).unwrap();
     journal.remove_open(file);
     let journal = again(journal);
-    assert_eq!(journal.servers(), 1);
+    assert_eq!((journal.servers(), journal.deaths()), (1, 1));
     let nodes = journal.nodes();
     assert_eq!(nodes[0], (one, NodeRecord { id: 10, lookups: 5, key: Some(key(10)) }));
     assert_eq!((nodes.len(), journal.opens().len(), journal.next_number()), (2, 1, 10));
@@ -90,10 +90,10 @@ fn a_request_that_was_not_read_again_counts_no_second_crash() {
 fn another_file_is_no_journal() {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let short = memfd_create("test", flags).unwrap();
-    assert!(Journal::recover(short, true).is_err());
+    assert!(Journal::recover(short, LastEnd::Crashed).is_err());
     let zeros = memfd_create("test", flags).unwrap();
     ftruncate(&zeros, (WORDS * 8) as u64).unwrap();
-    assert!(Journal::recover(zeros, true).is_err());
+    assert!(Journal::recover(zeros, LastEnd::Crashed).is_err());
 }
 
 #[test]

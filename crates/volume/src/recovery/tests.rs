@@ -38,7 +38,7 @@ fn volume_over(store: Arc<dyn Store>, link: Link) -> Arc<Volume> {
 fn followed(volume: Arc<Volume>, store: Arc<dyn Store>) -> Arc<Volume> {
     let journal = &volume.recovery().expect("it is noted").journal;
     let file = journal.file().expect("a file").try_clone_to_owned().expect("a copy");
-    let journal = Journal::recover(file, false).expect("it is whole");
+    let journal = Journal::recover(file, recovery::LastEnd::Killed).expect("it is whole");
     // Its end would end the store.
     let _never_dropped = std::mem::ManuallyDrop::new(volume);
     Volume::recover(store, options(journal, Link::to_nobody()), &[]).expect("a volume")

@@ -2,15 +2,15 @@
 
 use std::str::FromStr;
 
-use recovery::{Held, HoldId};
+use recovery::{Held, HoldId, LastEnd};
 
 /// The server is kept by another process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept {
-    /// How many servers have died before it.
-    pub deaths: u32,
-    /// The last one crashed by itself: no other process has killed it.
-    pub is_crash: bool,
+    /// How many servers there were before it.
+    pub servers: u32,
+    /// How the last one ended.
+    pub last: LastEnd,
     /// What the keeper holds, whose data has no name any more, and the descriptors of it.
     pub held: Vec<(Held, i32)>,
 }
@@ -21,14 +21,16 @@ impl FromStr for Kept {
     /// `first`, or as in `2,killed,17:0:906,23:4:907`.
     fn from_str(text: &str) -> Result<Self, String> {
         if text == "first" {
-            return Ok(Self { deaths: 0, is_crash: false, held: Vec::new() });
+            return Ok(Self { servers: 0, last: LastEnd::Killed, held: Vec::new() });
         }
         let wrong = || format!("{text:?} is not what a keeper says");
         let mut parts = text.split(',');
-        let deaths = parts.next().and_then(|deaths| deaths.parse().ok()).ok_or_else(wrong)?;
-        let is_crash = match parts.next() {
-            Some("crashed") => true,
-            Some("killed") => false,
+        let servers = parts.next().and_then(|servers| servers.parse().ok()).ok_or_else(wrong)?;
+        let last = match parts.next() {
+            Some("crashed") => LastEnd::Crashed,
+            Some("killed") => LastEnd::Killed,
+            Some("upgraded") => LastEnd::Upgraded,
+            Some("given-back") => LastEnd::GivenBack,
             _ => return Err(wrong()),
         };
         let held = parts
@@ -40,7 +42,7 @@ impl FromStr for Kept {
                 words.next().is_none().then_some((Held { id, node }, number))
             })
             .collect::<Option<_>>();
-        Ok(Self { deaths, is_crash, held: held.ok_or_else(wrong)? })
+        Ok(Self { servers, last, held: held.ok_or_else(wrong)? })
     }
 }
 
@@ -50,10 +52,13 @@ mod tests {
 
     #[test]
     fn what_a_keeper_says_is_understood_and_nothing_else() {
-        assert_eq!("first".parse(), Ok(Kept { deaths: 0, is_crash: false, held: Vec::new() }));
+        let kept = |servers, last, held| Ok(Kept { servers, last, held });
+        assert_eq!("first".parse(), kept(0, LastEnd::Killed, Vec::new()));
         let held = vec![(Held { id: HoldId(3), node: 17 }, 906)];
-        assert_eq!("2,killed,17:3:906".parse(), Ok(Kept { deaths: 2, is_crash: false, held }));
-        assert_eq!("1,crashed".parse(), Ok(Kept { deaths: 1, is_crash: true, held: Vec::new() }));
+        assert_eq!("2,killed,17:3:906".parse(), kept(2, LastEnd::Killed, held));
+        assert_eq!("1,crashed".parse(), kept(1, LastEnd::Crashed, Vec::new()));
+        assert_eq!("1,upgraded".parse(), kept(1, LastEnd::Upgraded, Vec::new()));
+        assert_eq!("3,given-back".parse(), kept(3, LastEnd::GivenBack, Vec::new()));
         for bad in [
             "",
             "second",

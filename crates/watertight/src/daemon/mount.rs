@@ -163,7 +163,7 @@ pub fn run(args: &MountArgs, in_background: bool, is_kept: bool) -> Result<ExitC
         MountedVolume::new(info, volume, attachments, sender.clone(), Arc::clone(&connection), upgrader);
     let mounted = Arc::new(mounted);
     let owner = rustix::process::geteuid().as_raw();
-    if let Err(why) = recovery::give(mounted.handed()) {
+    if let Err(why) = recovery::give(mounted.handed(), 0) {
         registration.withdraw();
         mounted.volume.shutdown();
         return Err(Problem::failure(format!("recover=on: the keeper was not given what it needs: {why}")));

@@ -139,7 +139,7 @@ impl MountedVolume {
             (false, _) => RecoveryState::Incomplete,
             (true, false) => RecoveryState::NoKeeper,
         };
-        RecoveryStatus { state, deaths: recovery.journal.servers(), not_held: self.volume.not_held() }
+        RecoveryStatus { state, deaths: recovery.journal.deaths(), not_held: self.volume.not_held() }
     }
 
     fn umount_unless_held(&self) -> Result<UmountReply, String> {
@@ -232,7 +232,7 @@ impl Service for MountedVolume {
         let _one = self.limiting.lock();
         let limits = limit(&self.volume, &request)?;
         // The server that follows has it from the keeper.
-        match serve::give(self.handed()) {
+        match serve::give(self.handed(), 0) {
             Err(why) if self.recovery().state == RecoveryState::On => {
                 Err(format!("it is set, but not for a server that follows if this one dies: {why}"))
             }

@@ -16,6 +16,8 @@ use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rig::{Daemon, LONG, Rig, eventually, skipped};
+use crate::upgrade::load::Load;
+use crate::upgrade::{counts, failing_program, upgrade, upgrade_by};
 
 /// A mount that is kept, and taken away with the test.
 pub(crate) struct Kept {
@@ -237,8 +239,59 @@ fn what_cannot_be_recovered_yet_is_refused_in_words() {
     fs::create_dir(&other).unwrap();
     it.rig.run(&["attach", other.to_str().unwrap(), inside.to_str().unwrap()]).ends(1, "recover=on");
     it.rig.verb("clone", &[other.to_str().unwrap()]).ends(1, "recover=on");
-    it.rig.verb("upgrade", &[]).ends(1, "recover=on");
     it.unmount();
+}
+
+/// The server leaves its place to one of another program, which is no death.
+#[test]
+fn an_upgrade_is_a_pause_and_no_death() {
+    const UPGRADES: u64 = 5;
+    let Some(it) = Kept::mount("") else { return };
+    let load = Load::start(&it.rig.mnt);
+    for n in 1..=UPGRADES {
+        load.step();
+        let server = it.server();
+        upgrade(&it.rig, &[]).ok().says("requests waited");
+        assert_ne!(it.server(), server);
+        assert_eq!(
+            (counts(&it.rig), it.recovery()),
+            ((n, 0), ("on".to_owned(), 0)),
+            "{}",
+            it.keeper.stderr()
+        );
+        load.check();
+    }
+    // It is kept as the one before.
+    it.kill_and_wait(Signal::KILL);
+    load.check();
+    load.finish();
+    assert_eq!((counts(&it.rig), it.recovery()), ((UPGRADES, 0), ("on".to_owned(), 1)));
+    it.unmount();
+    load.is_in(&it.rig.store);
+}
+
+#[test]
+fn a_new_program_that_cannot_serve_gives_the_mount_back() {
+    let Some(it) = Kept::mount("") else { return };
+    // It does not find the store.
+    let failing = failing_program(&it.rig, b"/proc/self/fd\0", b"/proc/no/such\0");
+    let file = File::create(it.at("file")).unwrap();
+    for n in 1..=3 {
+        file.write_all_at(b"x", n - 1).unwrap();
+        upgrade_by(&it.rig, &failing).ends(1, "the old one goes on");
+        assert_eq!(
+            (counts(&it.rig), it.recovery()),
+            ((0, n), ("on".to_owned(), 0)),
+            "{}",
+            it.keeper.stderr()
+        );
+    }
+    it.kill_and_wait(Signal::KILL);
+    upgrade(&it.rig, &[]).ok();
+    assert_eq!(counts(&it.rig), (1, 3));
+    drop(file);
+    it.unmount();
+    assert_eq!(it.rig.stored("file").unwrap(), b"xxx");
 }
 
 /// What is open and looked up is given back as if nothing had been.

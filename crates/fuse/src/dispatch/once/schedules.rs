@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use ::recovery::journal::RESENT;
-use ::recovery::{Journal, Link, Memory, NodeKey, Recovery, link};
+use ::recovery::{Journal, LastEnd, Link, Memory, NodeKey, Recovery, link};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use store::{At as When, HookStore, MemStore, Name, Store as _};
 use sync::{model, mutant};
@@ -207,8 +207,11 @@ impl World {
             When::Before if hooked.is_dead() => Err(store::Error::new(store::ErrorKind::Io, op)),
             _ => Ok(()),
         });
-        let journal =
-            if is_first { Journal::create_in(memory) } else { Journal::recover_in(memory, true).unwrap() };
+        let journal = if is_first {
+            Journal::create_in(memory)
+        } else {
+            Journal::recover_in(memory, LastEnd::Crashed).unwrap()
+        };
         // The model's store names an object by its number.
         let is_whole = |key: Option<NodeKey>, id: u64| key.is_some_and(|key| key.ino == id);
         for (_, node) in journal.nodes() {

@@ -278,7 +278,8 @@ impl Entry {
 /// The maker of the request.
 fn caller(header: &InHeader) -> Client {
     match (header.pid, Opcode::from_number(header.opcode)) {
-        (0, Some(Opcode::Release | Opcode::ReleaseDir)) => Client::Kernel,
+        // Linux 7.3 and newer name a thread there, too.
+        (_, Some(Opcode::Release | Opcode::ReleaseDir)) => Client::Kernel,
         (0, _) => Client::Unknown,
         (tid, _) => Client::Thread(tid),
     }

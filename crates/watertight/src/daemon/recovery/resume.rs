@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use handover::Incoming;
-use recovery::{Journal, Link, NodeKey, Recovery, keeper};
+use recovery::{Journal, LastEnd, Link, NodeKey, Recovery, keeper};
 use rustix::fs::OFlags;
 use store::{DirStore, StoreState};
 
@@ -15,7 +15,7 @@ use crate::cli::MountArgs;
 use crate::cli::kept::Kept;
 use crate::cli::opts::MountOptions;
 use crate::daemon::mount::supervise;
-use crate::daemon::upgrade::resume;
+use crate::daemon::upgrade::resume::{self, Follower};
 use crate::daemon::upgrade::state::State;
 use crate::host::{mount_agent, notify};
 use crate::term::problem::{Problem, Result};
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &MountArgs, kept: &Kept) -> Result<ExitCode> {
     let (held, numbers): (Vec<_>, Vec<i32>) = kept.held.iter().copied().unzip();
     incoming.list(&[state.kept.as_slice(), &numbers].concat()).map_err(|error| failed(&error))?;
     let journal = keeper::take(serve::JOURNAL).map_err(|error| failed(&error))?;
-    let journal = Journal::recover(journal, kept.is_crash).map_err(|error| failed(&error))?;
+    let journal = Journal::recover(journal, kept.last).map_err(|error| failed(&error))?;
     let link = Link::new(keeper::take(keeper::LINK).map_err(|error| failed(&error))?, &held);
     if !journal.is_complete() {
         let _keeper_is_gone = link.end();
@@ -75,7 +75,13 @@ pub(crate) fn run(args: &MountArgs, kept: &Kept) -> Result<ExitCode> {
     let recovery = Arc::new(Recovery { journal, link, held });
     notify::through(&recovery);
     let options = MountOptions::parse(&args.options)?;
-    let resumed = resume::resume(&options, &state, &incoming, None, Some(&recovery));
+    let (reason, upgraded) = match kept.last {
+        LastEnd::Killed | LastEnd::Crashed => (None, false),
+        LastEnd::Upgraded => (None, true),
+        LastEnd::GivenBack => (Some("it ended before it served; its log says why"), false),
+    };
+    let follower = Follower { recovery: &recovery, upgraded };
+    let resumed = resume::resume(&options, &state, &incoming, reason, Some(follower));
     let (mut up, directory) = resumed.inspect_err(|_| drop(recovery.link.end()))?;
     incoming.commit();
     up.registration.settle();
@@ -85,12 +91,18 @@ pub(crate) fn run(args: &MountArgs, kept: &Kept) -> Result<ExitCode> {
     mount_agent::start().unwrap_or_else(|problem| tracing::warn!("{problem}"));
     let (nodes, opens) = (recovery.journal.nodes().len(), recovery.journal.opens().len());
     let volume = up.mounted.volume.name();
-    tracing::warn!(
-        volume,
-        deaths = kept.deaths,
-        nodes,
-        opens,
-        "this server has taken over from one that died"
-    );
+    match kept.last {
+        LastEnd::Upgraded => {
+            let version = up.mounted.upgrader.past().version;
+            tracing::info!(volume, nodes, opens, version = version.as_str(), "this program has taken over");
+        }
+        LastEnd::GivenBack => {
+            tracing::error!(volume, nodes, opens, "the new program could not take over, this one goes on");
+        }
+        LastEnd::Killed | LastEnd::Crashed => {
+            let deaths = recovery.journal.deaths();
+            tracing::warn!(volume, deaths, nodes, opens, "this server has taken over from one that died");
+        }
+    }
     supervise(up)
 }

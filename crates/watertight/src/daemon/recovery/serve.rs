@@ -1,13 +1,16 @@
 //! The server's part: it gives the keeper what the next server needs.
 
+use std::convert::Infallible;
+use std::fs::File;
 use std::os::fd::{AsFd as _, RawFd};
 use std::sync::Arc;
 
 use recovery::{Journal, Link, Recovery, keeper};
+use rustix::process::Signal;
 use store::Store;
 
 use crate::cli::opts::MountOptions;
-use crate::daemon::upgrade::state::State;
+use crate::daemon::upgrade::state::{State, now_ns};
 use crate::daemon::upgrade::upgrader::Handed;
 use crate::host::{checks, notify};
 use crate::object_volumes;
@@ -66,16 +69,18 @@ pub(crate) fn check_store(options: &MountOptions, store: &dyn Store) -> Result<(
     ))
 }
 
-/// Gives the keeper the state, in place of what it had.
+/// Gives the keeper the state, in place of what it had. `paused_ns`: when requests began to wait for the
+/// next server, by CLOCK_MONOTONIC; 0: they do not.
 ///
 /// # Errors
 /// Why that cannot be done, in words.
-pub(crate) fn give(mounted: Handed<'_>) -> std::result::Result<(), String> {
+pub(crate) fn give(mounted: Handed<'_>, paused_ns: u64) -> std::result::Result<(), String> {
     let Some(recovery) = mounted.volume.recovery() else { return Ok(()) };
     let io = |error: std::io::Error| error.to_string();
     let (volume, lock) = mounted.volume.recoverable(LOCK).ok_or("its store is closed")?;
     let session = mounted.session.recoverable(DEVICE);
-    let state = State { kept: vec![DEVICE, LOCK, LISTENER], ..mounted.state(LISTENER, session, volume) };
+    let kept = vec![DEVICE, LOCK, LISTENER];
+    let state = State { kept, paused_ns, ..mounted.state(LISTENER, session, volume) };
     let bytes = serde_json::to_vec(&state).map_err(|error| error.to_string())?;
     let sealed = handover::seal("watertight-state", &bytes).map_err(io)?;
     let device = mounted.session.device();
@@ -88,6 +93,27 @@ pub(crate) fn give(mounted: Handed<'_>) -> std::result::Result<(), String> {
 pub(crate) fn ready(recovery: &Recovery, lines: &str) {
     if let Err(error) = recovery.link.send_ready(lines) {
         tracing::warn!(%error, "the keeper does not read: no other process follows if this one dies");
+    }
+}
+
+/// Leaves this server's place to one of another program, and ends this process. Requests that it has in
+/// its hands are sent to that one again, and each is executed once, as after a death.
+///
+/// # Errors
+/// Why that cannot be done, in words: nothing has changed then.
+pub(crate) fn leave_to(
+    recovery: &Recovery,
+    mounted: Handed<'_>,
+    program: &File,
+) -> std::result::Result<Infallible, String> {
+    let failed = |error: std::io::Error| format!("the keeper cannot start the new program: {error}");
+    give(mounted, now_ns())?;
+    recovery.link.send_program(program.as_fd()).map_err(failed)?;
+    tracing::info!(volume = mounted.volume.name(), "another program takes over");
+    rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)
+        .map_err(|error| failed(error.into()))?;
+    loop {
+        std::thread::park();
     }
 }
 

@@ -68,10 +68,10 @@ pub(super) fn can_be_handed_over(mounted: Handed<'_>) -> Result<(), String> {
                 .to_owned(),
         );
     }
-    if mounted.volume.recovery().is_some() {
+    if mounted.volume.recovery().is_some_and(|recovery| !recovery.is_on()) {
         return Err(
-            "it was mounted with recover=on, whose keeper starts the program that it has; unmount it, and \
-                    mount it with the new one"
+            "no other process follows this one any more (`recovery` in `status --json` says why); unmount it, and \
+             mount it with the new program"
                 .to_owned(),
         );
     }

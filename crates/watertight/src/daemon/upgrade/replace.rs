@@ -13,6 +13,7 @@ use volume::{Volume, VolumeHandover};
 use super::prepare::{can_be_handed_over, make_durable, result_of};
 use super::state::{State, now_ns};
 use super::upgrader::{Handed, PreparedUpgrade, with_state};
+use crate::daemon::recovery::serve;
 use crate::host::mount_agent::{self, AgentRequest};
 use crate::host::mountinfo::Mount;
 use crate::host::{notify, spawn_for_result};
@@ -65,6 +66,12 @@ fn try_replace(
         .changes
         .close(until, &mut *may_go)
         .map_err(|calls| format!("{calls} calls of its control socket did not come to an end in time"))?;
+    if let Some(recovery) = mounted.volume.recovery() {
+        if !may_go() {
+            return Err(ENDS.to_owned());
+        }
+        return serve::leave_to(recovery, mounted, &upgrade.program).map(|never| match never {});
+    }
     let paused_ns = now_ns();
     let _no_limit = hurry(mounted.volume);
     tracing::info!(volume = mounted.volume.name(), "requests wait for another program");

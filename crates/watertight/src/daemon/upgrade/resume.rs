@@ -138,15 +138,25 @@ fn fall_back(
     Problem::failure(format!("{problem}; and the program before cannot be executed again: {error}"))
 }
 
-/// Makes the mount's parts of the state. With `recovery`, the process that wrote it has died.
+/// A server that follows another one, which is no more: a keeper has started it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Follower<'a> {
+    pub(crate) recovery: &'a Arc<Recovery>,
+    /// That one has left its place to this program.
+    pub(crate) upgraded: bool,
+}
+
+/// Makes the mount's parts of the state. Without a `follower` it is this process's, and was handed over.
 pub(crate) fn resume(
     options: &MountOptions,
     state: &State,
     incoming: &Incoming,
     reason: Option<&str>,
-    recovery: Option<&Arc<Recovery>>,
+    follower: Option<Follower<'_>>,
 ) -> Result<(Up, Option<Arc<DirStore>>)> {
     let failed = |what: &str, error: &dyn std::fmt::Display| Problem::failure(format!("{what}: {error}"));
+    let recovery = follower.map(|follower| follower.recovery);
+    let is_upgrade = follower.map_or(reason.is_none(), |follower| follower.upgraded);
     let tree = Hierarchy::find(&options.cgroup)
         .map_err(|error| Problem::usage(in_one_line(&format!("option cgroup: {error}"))))?;
     if !options.recover {
@@ -190,7 +200,7 @@ pub(crate) fn resume(
     drop(files);
 
     let upgrades = Upgrades {
-        count: state.upgrades + u64::from(reason.is_none() && recovery.is_none()),
+        count: state.upgrades + u64::from(is_upgrade),
         failed: state.failed + u64::from(reason.is_some()),
         error: reason.map(|reason| reason.to_owned().into()),
         pause_us: 0,
@@ -215,7 +225,7 @@ pub(crate) fn resume(
         started_ms: state.started_ms,
         drain_timeout: options.drain_timeout,
     };
-    if recovery.is_none() {
+    if follower.is_none() || is_upgrade {
         upgrader.past.pause_us = now_ns().saturating_sub(state.paused_ns) / 1000;
     }
     let attachments = Attachments::new(session.tree(), session.view(), info.clone(), runtime_dir, tenants);
@@ -231,7 +241,7 @@ pub(crate) fn resume(
         }
     };
     if let Some(recovery) = recovery {
-        if let Err(why) = serve::give(mounted.handed()) {
+        if let Err(why) = serve::give(mounted.handed(), 0) {
             tracing::warn!(volume = mounted.volume.name(), why, "no other server can follow this one");
         }
         // Before it reads requests: one that ends it is told from a server that cannot serve at all.

@@ -90,7 +90,11 @@ impl PreparedUpgrade {
 
 /// This process's arguments.
 pub(crate) fn arguments() -> Vec<OsString> {
-    let is_ours = |argument: &OsString| argument.as_bytes().starts_with(ARGUMENT.as_bytes());
+    let is_ours = |argument: &OsString| {
+        [ARGUMENT, recovery::keeper::ARGUMENT]
+            .iter()
+            .any(|ours| argument.as_bytes().starts_with(ours.as_bytes()))
+    };
     std::env::args_os().filter(|argument| !is_ours(argument)).collect()
 }
 
