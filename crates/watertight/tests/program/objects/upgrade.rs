@@ -73,7 +73,7 @@ fn a_directory_that_is_read_goes_on_where_it_was() {
     }
     let mut seen = 0;
     let mut listing = fs::read_dir(world.path("dir")).unwrap();
-    while let Some(entry) = listing.next() {
+    for entry in listing.by_ref() {
         fs::remove_file(entry.unwrap().path()).unwrap();
         seen += 1;
         if seen % 700 == 1 {
