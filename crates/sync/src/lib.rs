@@ -10,17 +10,20 @@
 //! | `lock`, `atomic`, `cell`, `thread`, `futex` | what the build chooses: read `lock` first |
 //! | `clock` | time, which a test can set |
 //! | `cache_padded`, `id_hasher`, `shards`, `counter` | layout and hashing of what many threads share |
+//! | `histogram`, `accounting` | how long things take, and what a request's time is spent on |
 //! | `mutant`, `model` | a protocol with a part removed; a test under many schedules |
 //!
-//! The modules do not depend on each other, except on `lock` and `atomic`.
+//! The modules do not depend on each other, except on `lock`, `atomic` and `counter`.
 
 #![forbid(unsafe_code)]
 
+pub mod accounting;
 mod cache_padded;
 pub mod cell;
 mod clock;
 mod counter;
 mod futex;
+mod histogram;
 mod id_hasher;
 mod lock;
 #[cfg(shuttle)]
@@ -33,6 +36,7 @@ pub use cache_padded::CachePadded;
 pub use clock::{Clock, ManualClock, RealClock};
 pub use counter::StatCounter;
 pub use futex::Futex;
+pub use histogram::{Durations, Histogram};
 pub use id_hasher::{IdHasher, IdMap, IdSet};
 pub use lock::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 

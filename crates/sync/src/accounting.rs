@@ -1,0 +1,200 @@
+//! Time accounting of a request: what the thread that serves it waits for.
+//!
+//! A thread [opens](open) an account when it begins to serve a request, and [closes](close) it when
+//! it is through. Code in between [spends](spend_on) time on one of the [`Part`]s. A part within
+//! another one interrupts it, so that each moment counts once. Without an account nothing is
+//! measured: a thread that serves no request reads no clock.
+//!
+//! Work that other threads do for the request is not in its account.
+
+use std::marker::PhantomData;
+use std::time::{Duration, Instant};
+
+/// What a request waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// A limit of its cgroup.
+    Limit,
+    /// Room in the cache.
+    Cache,
+    /// A call of the store.
+    Store,
+}
+
+/// The number of parts.
+const PARTS: usize = 3;
+
+/// The times of one account.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Spent([Duration; PARTS]);
+
+impl Spent {
+    /// The time that was spent on a part.
+    #[must_use]
+    pub const fn on(&self, part: Part) -> Duration {
+        self.0[part as usize]
+    }
+}
+
+/// Time is spent on a part until this is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct Spending {
+    /// The part before; none where there is no account.
+    interrupted: Option<Option<Part>>,
+    /// It belongs to its thread.
+    _thread: PhantomData<*const ()>,
+}
+
+#[cfg(not(any(loom, shuttle)))]
+mod of_thread {
+    use std::cell::Cell;
+
+    use super::{Duration, Instant, PARTS, Part, Spent};
+
+    struct Account {
+        is_open: Cell<bool>,
+        part: Cell<Option<Part>>,
+        since: Cell<Option<Instant>>,
+        spent: Cell<Spent>,
+    }
+
+    std::thread_local! {
+        static ACCOUNT: Account = const {
+            Account {
+                is_open: Cell::new(false),
+                part: Cell::new(None),
+                since: Cell::new(None),
+                spent: Cell::new(Spent([Duration::ZERO; PARTS])),
+            }
+        };
+    }
+
+    pub(super) fn set_open(is_open: bool) -> Spent {
+        ACCOUNT.with(|account| {
+            account.is_open.set(is_open);
+            account.part.set(None);
+            account.spent.take()
+        })
+    }
+
+    pub(super) fn is_open() -> bool {
+        ACCOUNT.with(|account| account.is_open.get())
+    }
+
+    /// Ends the part in hand and begins another one; returns the one that was ended.
+    pub(super) fn switch(part: Option<Part>, now: Instant) -> Option<Part> {
+        ACCOUNT.with(|account| {
+            let before = account.part.replace(part);
+            let since = account.since.replace(Some(now));
+            if let (Some(before), Some(since)) = (before, since) {
+                let mut spent = account.spent.get();
+                spent.0[before as usize] += now.saturating_duration_since(since);
+                account.spent.set(spent);
+            }
+            before
+        })
+    }
+}
+
+/// Opens the calling thread's account.
+pub fn open() {
+    #[cfg(not(any(loom, shuttle)))]
+    of_thread::set_open(true);
+}
+
+/// Closes the calling thread's account, and returns what was spent since it was opened. Models have
+/// no accounts.
+#[must_use]
+pub fn close() -> Spent {
+    #[cfg(not(any(loom, shuttle)))]
+    return of_thread::set_open(false);
+    #[cfg(any(loom, shuttle))]
+    return Spent::default();
+}
+
+/// Spends the calling thread's time on `part`.
+pub fn spend_on(part: Part) -> Spending {
+    spend(part, Instant::now)
+}
+
+/// Spends the calling thread's time on `part`, from `now` on.
+pub fn spend_on_since(part: Part, now: Instant) -> Spending {
+    spend(part, || now)
+}
+
+#[cfg(not(any(loom, shuttle)))]
+fn spend(part: Part, now: impl FnOnce() -> Instant) -> Spending {
+    let interrupted = of_thread::is_open().then(|| of_thread::switch(Some(part), now()));
+    Spending { interrupted, _thread: PhantomData }
+}
+
+#[cfg(any(loom, shuttle))]
+fn spend(_part: Part, _now: impl FnOnce() -> Instant) -> Spending {
+    Spending { interrupted: None, _thread: PhantomData }
+}
+
+impl Drop for Spending {
+    fn drop(&mut self) {
+        #[cfg(not(any(loom, shuttle)))]
+        if let Some(before) = self.interrupted
+            && of_thread::is_open()
+        {
+            of_thread::switch(before, Instant::now());
+        }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    /// Spends time until the clock has moved.
+    fn wait() {
+        let begun = Instant::now();
+        while Instant::now().duration_since(begun) < Duration::from_micros(200) {
+            std::hint::spin_loop();
+        }
+    }
+
+    #[test]
+    fn each_moment_counts_once_for_the_innermost_part() {
+        let begun = Instant::now();
+        open();
+        let limit = spend_on(Part::Limit);
+        wait();
+        let store = spend_on(Part::Store);
+        wait();
+        drop(store);
+        drop(limit);
+        let inside = begun.elapsed();
+        wait();
+        let spent = close();
+        let (limit, store) = (spent.on(Part::Limit), spent.on(Part::Store));
+        let least = Duration::from_micros(200);
+        assert!(limit >= least && store >= least && limit + store <= inside, "{spent:?} in {inside:?}");
+        assert_eq!(spent.on(Part::Cache), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_thread_without_an_account_has_no_times() {
+        drop(spend_on(Part::Store));
+        open();
+        assert_eq!(close(), Spent::default());
+        let left = spend_on(Part::Store);
+        open();
+        drop(left);
+        assert_eq!(close(), Spent::default(), "it began before the account");
+    }
+
+    #[test]
+    fn an_account_that_was_closed_is_empty_when_it_is_opened_again() {
+        open();
+        let spending = spend_on(Part::Cache);
+        wait();
+        drop(spending);
+        assert!(close().on(Part::Cache) > Duration::ZERO);
+        open();
+        assert_eq!(close(), Spent::default());
+    }
+}
