@@ -29,6 +29,7 @@ pub(crate) mod stall_quota;
 mod tests;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::io::Errno;
 use sync::atomic::{AtomicBool, Ordering};
@@ -269,8 +270,13 @@ impl InFlight {
         let ReplyChannel::Dev(dev) = slot.channel() else { return false };
         let own = Arc::new(RequestSlot::new(ReplyChannel::Dev(Arc::clone(dev))));
         own.begin(RequestKey { policy: AbortPolicy::Always, ..key });
-        let queued =
-            QueuedRequest { slot: Arc::clone(&own), message: message.into(), unique: key.unique, class };
+        let queued = QueuedRequest {
+            slot: Arc::clone(&own),
+            message: message.into(),
+            unique: key.unique,
+            class,
+            since: Instant::now(),
+        };
         if !self.push_queued(queued, is_aborted, capacity) {
             return false;
         }

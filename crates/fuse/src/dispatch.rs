@@ -12,15 +12,18 @@ mod forget;
 mod names;
 mod once;
 mod op_class;
+mod op_timer;
 mod target;
 mod xattrs;
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 use recovery::{Journal, RequestRecord, Slot};
 use rustix::io::Errno;
+use sync::accounting;
 use sync::mutant::is_on;
 use volume::Cancel;
 
@@ -37,6 +40,7 @@ use crate::transport::reply_channel::ReplyChannel;
 use crate::tree::{AttachedVolume, SnapshotCache};
 use context::RequestContext;
 use once::Once;
+use op_timer::OpTimer;
 use target::Target;
 
 /// One thread's means to serve requests.
@@ -95,7 +99,7 @@ impl RequestHandler {
         if is_on("recovery-ended-before-its-answer") {
             self.end_note();
         }
-        self.serve_one(buffer, len, in_place, false);
+        self.serve_one(buffer, len, in_place, None);
         if is_on("recovery-noted-after-its-answer") {
             self.shared.resent.note(self.noted, buffer.message(len));
         }
@@ -111,35 +115,36 @@ impl RequestHandler {
 
     /// Serves a message that has waited; its answer goes where it was read.
     pub(crate) fn serve_queued(&mut self, queued: QueuedRequest, buffer: &mut Buffer) {
-        let QueuedRequest { slot, message, .. } = queued;
+        let QueuedRequest { slot, message, since, .. } = queued;
         let len = message.len();
         buffer.space()[..len].copy_from_slice(&message);
         drop(message);
         let own = std::mem::replace(&mut self.slot, slot);
         self.cancel = self.slot.cancel();
-        self.serve_one(buffer, len, false, true);
+        self.serve_one(buffer, len, false, Some(since));
         let done = std::mem::replace(&mut self.slot, own);
         self.cancel = self.slot.cancel();
         self.shared.in_flight.remove(&done);
     }
 
     /// Serves one message: decodes it, finds its volume, has it admitted, runs its handler, and
-    /// records how that went.
-    fn serve_one(&mut self, buffer: &mut Buffer, len: usize, in_place: bool, has_waited: bool) {
+    /// records how that went. One that has waited is served once more, with the time since when.
+    fn serve_one(&mut self, buffer: &mut Buffer, len: usize, in_place: bool, waited: Option<Instant>) {
         let Self { shared, slot, number, cancel, cancel_used, cache, entries, noted, before } = self;
         let Some((header, op)) = decoded(shared, *number, buffer.message(len), slot.channel()) else {
             return;
         };
-        if !has_waited {
+        if waited.is_none() {
             shared.stats.request(*number, header.opcode);
         }
         if let Some(handled) = unanswerable(shared, slot, cache, &header, &op) {
             return record(shared, *number, &header, handled, shared.span());
         }
+        let timer = OpTimer::begin(waited);
         let found = Target::find(&shared.tree, cache, header.nodeid, &op);
         let refused = found.as_ref().err().copied().or_else(|| suspected(before.as_ref(), &header));
         let (target, section) = found.unwrap_or_else(|_| (Target::root(&shared.tree, 0), None));
-        let request = request(&header, &op, target.served, in_place, has_waited);
+        let request = request(&header, &op, target.served, in_place, waited.is_some());
         let admission = match refused {
             Some(errno) => Admission::Refused(errno),
             None => admission::admit(shared, slot, &request, buffer.message(len)),
@@ -167,6 +172,7 @@ impl RequestHandler {
             without_store: admission == Admission::StartWithoutStore,
             once: Once::new(shared.resent.journal(), *noted, *before),
         };
+        accounting::open();
         // Requests that need memory for data; then the rest.
         let handled = match op {
             _ if let Admission::Refused(errno) = admission => answered(reply, |reply| reply.error(errno)),
@@ -177,6 +183,7 @@ impl RequestHandler {
             }
             op => answered(reply, |reply| handle(&cx, reply, op)),
         };
+        timer.end(cx.volume(), header.opcode);
         let panicked = matches!(handled, Handled::Panicked).then(|| cx.volume().span().clone());
         drop(section);
         // May end a volume that was detached.

@@ -4,6 +4,8 @@
 //! Each call takes a slot for its time and notes when it began. So [`Watch::oldest`] finds it
 //! without asking the store.
 //!
+//! The time of each call is in the account of the request that it is made for ([`sync::accounting`]).
+//!
 //! Lock order: a slot is a leaf, and held for a moment only, never during a call.
 
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use sync::Mutex;
+use sync::accounting::{Part, Spending, spend_on_since};
 
 use crate::around::{Around, AroundStore};
 use crate::{Result, Store};
@@ -56,9 +59,13 @@ impl Watch {
         calls.filter(|call| call.since <= then).max_by_key(|call| call.since)
     }
 
-    fn begin(&self, call: &'static str) -> Option<Slot<'_>> {
-        let first = first_slot();
+    fn begin(&self, call: &'static str) -> (Spending, Option<Slot<'_>>) {
         let this = UnderWay { call, since: Instant::now() };
+        (spend_on_since(Part::Store, this.since), self.take_slot(this))
+    }
+
+    fn take_slot(&self, this: UnderWay) -> Option<Slot<'_>> {
+        let first = first_slot();
         for n in 0..SLOTS {
             let slot = &self.slots[(first + n) % SLOTS];
             let mut content = slot.lock();
@@ -82,12 +89,12 @@ impl Drop for Slot<'_> {
 
 impl Around for Watch {
     fn call<T>(&self, op: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _slot = self.begin(op);
+        let _under_way = self.begin(op);
         work()
     }
 
     fn tell<T>(&self, op: &'static str, work: impl FnOnce() -> T) -> T {
-        let _slot = self.begin(op);
+        let _under_way = self.begin(op);
         work()
     }
 

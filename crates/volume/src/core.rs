@@ -16,6 +16,7 @@ use crate::events::Events;
 use crate::failed_reads::FailedReads;
 use crate::inode::Inode;
 use crate::io::page::Pool;
+use crate::latency::Latencies;
 use crate::noted::{Inherited, NotHeld};
 use crate::stall::Stall;
 use crate::table::Table;
@@ -93,6 +94,7 @@ pub(crate) struct Core {
     pub(crate) span: tracing::Span,
     pub(crate) table: Table,
     pub(crate) counters: Counters,
+    pub(crate) latencies: Latencies,
     pub(crate) failed_reads: FailedReads,
     pub(crate) unsynced: UnsyncedChanges,
     pub(crate) events: Arc<Events>,
@@ -139,6 +141,7 @@ impl Core {
             span,
             table: Table::default(),
             counters: Counters::default(),
+            latencies: Latencies::default(),
             failed_reads: FailedReads::default(),
             unsynced: UnsyncedChanges::default(),
             events: Arc::default(),

@@ -8,12 +8,15 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use eventpoll::Journal;
 use serde::{Deserialize, Serialize};
 use store::ErrorKind;
 use sync::Mutex;
+use sync::accounting::{Part, Spending, spend_on, spend_on_since};
+
+use crate::limit_waits::LimitWaits;
 
 /// Events that are kept for readers that come later or are slow.
 const EVENTS_KEPT: usize = 1024;
@@ -108,6 +111,7 @@ pub struct Events {
     journal: Arc<Journal<Event>>,
     full: Mutex<Full>,
     limits: Mutex<Limits>,
+    limit_waits: LimitWaits,
 }
 
 /// Limits that hold a caller up, or did so at the last check.
@@ -128,6 +132,7 @@ impl Default for Events {
             journal: Journal::new(EVENTS_KEPT),
             full: Mutex::new(Full::default()),
             limits: Mutex::new(Limits::new()),
+            limit_waits: LimitWaits::default(),
         }
     }
 }
@@ -160,7 +165,10 @@ impl Events {
         if full.begin() {
             self.limit(of.0.clone(), limit, Edge::Begins);
         }
-        WaitsForLimit(self, of)
+        drop(limits);
+        let since = Instant::now();
+        self.limit_waits.begin(&of.0, limit, since);
+        WaitsForLimit { events: self, of, since, _spending: spend_on_since(Part::Limit, since) }
     }
 
     /// A limit of `cgroup` begins or ceases to hold its writers up. The caller reports each edge
@@ -179,7 +187,12 @@ impl Events {
         if full.begin() {
             self.push(What::CacheFull(Edge::Begins));
         }
-        Waits(self)
+        drop(full);
+        Waits { events: self, _spending: spend_on(Part::Cache) }
+    }
+
+    pub(crate) fn limit_waits(&self) -> &LimitWaits {
+        &self.limit_waits
     }
 
     /// Reports the conditions that have ended: no thread has waited for room, or for a limit, since
@@ -234,24 +247,33 @@ impl Full {
 
 /// A thread waits for a limit.
 #[derive(Debug)]
-pub(crate) struct WaitsForLimit<'e>(&'e Events, (PathBuf, Limit));
+pub(crate) struct WaitsForLimit<'e> {
+    events: &'e Events,
+    of: (PathBuf, Limit),
+    since: Instant,
+    _spending: Spending,
+}
 
 impl Drop for WaitsForLimit<'_> {
     fn drop(&mut self) {
         // It is there: no thread takes it out while another waits.
-        if let Some(full) = self.0.limits.lock().get_mut(&self.1) {
+        if let Some(full) = self.events.limits.lock().get_mut(&self.of) {
             full.end();
         }
+        self.events.limit_waits.end(&self.of, self.since, Instant::now());
     }
 }
 
 /// A thread waits for room.
 #[derive(Debug)]
-pub(crate) struct Waits<'e>(&'e Events);
+pub(crate) struct Waits<'e> {
+    events: &'e Events,
+    _spending: Spending,
+}
 
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
-        self.0.full.lock().end();
+        self.events.full.lock().end();
     }
 }
 

@@ -30,6 +30,7 @@
 //! handover    a volume goes on in the next program of its process
 //! deferred_close, stall         a store that does not answer
 //! tenants, limits, unsynced     whose data it is, its limits, what is not durable yet
+//! latency, limit_waits        how long operations take, and cgroups wait for their limits
 //! events, cancel, types, error
 //! ```
 //!
@@ -56,7 +57,9 @@ mod handles;
 mod handover;
 mod inode;
 mod io;
+mod latency;
 mod lifecycle;
+mod limit_waits;
 mod limits;
 mod names;
 mod noted;
@@ -75,9 +78,11 @@ pub use cancel::{Cancel, CancelGuard, WakeEvent};
 pub use cgroups::CgroupId;
 pub use error::{Error, Result};
 pub use handover::{Hurry, Reopening, VolumeHandover};
+pub use latency::{Latencies, OpClass, OpLatency, OpTime};
 pub use lifecycle::abort;
 pub use lifecycle::state::{DrainReport, Unwritten, VolumeState};
 pub use lifecycle::status::Status;
+pub use limit_waits::LimitWait;
 pub use limits::{CgroupLimits, LimitChange};
 pub use privileges::may_set_id;
 pub use tenants::Tenants;

@@ -47,6 +47,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Instant;
 
 use sync::Mutex;
 use sync::atomic::{AtomicUsize, Ordering};
@@ -67,6 +68,8 @@ pub(crate) struct QueuedRequest {
     pub(crate) message: Box<[u8]>,
     pub(crate) unique: u64,
     pub(crate) class: RequestClass,
+    /// Since when it waits.
+    pub(crate) since: Instant,
 }
 
 impl QueuedRequest {

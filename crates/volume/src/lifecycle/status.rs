@@ -1,6 +1,7 @@
 //! A volume's figures. None of these calls asks the store.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use store::{ErrorKind, RequestStats, UnderWay};
 use writeback::BdiStatus;
@@ -8,7 +9,9 @@ use writeback::BdiStatus;
 use crate::events::Events;
 use crate::inode::Inode;
 use crate::io::page::PAGE;
+use crate::latency::Latencies;
 use crate::lifecycle::state::{Unwritten, VolumeState};
+use crate::limit_waits::LimitWait;
 use crate::volume::Volume;
 
 /// How many open files and directories are asked for their openers.
@@ -70,6 +73,18 @@ impl Volume {
     #[must_use]
     pub fn span(&self) -> &tracing::Span {
         &self.core.span
+    }
+
+    /// How long its operations take; its front end records them.
+    #[must_use]
+    pub fn latencies(&self) -> &Latencies {
+        &self.core.latencies
+    }
+
+    /// How long requests have waited for the limits of their cgroups.
+    #[must_use]
+    pub fn limit_waits(&self) -> Vec<LimitWait> {
+        self.core.events.limit_waits().all(Instant::now())
     }
 
     /// Its events, as a stream.
