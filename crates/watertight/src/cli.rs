@@ -2,6 +2,7 @@
 
 pub mod kept;
 pub mod opts;
+mod stats;
 pub mod suggest;
 
 use std::ffi::OsString;
@@ -13,6 +14,7 @@ use clap::{Args, Command, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::cli::kept::Kept;
+pub use crate::cli::stats::{StatsArgs, StatsBy};
 use crate::control::api::{Propagation, UmountKind};
 use crate::term::logging::LogFormat;
 use crate::term::shown::Show as _;
@@ -184,6 +186,10 @@ pub enum Verb {
             watertight status --metrics --output /var/lib/prometheus/node-exporter/watertight.prom"
     )]
     Status(StatusArgs),
+
+    /// Show how long a volume's operations take, and what their time is spent on.
+    #[command(after_help = stats::HELP)]
+    Stats(StatsArgs),
 
     /// Print what happens to volumes: life cycle, stalls, a full cache, errors.
     #[command(after_help = "Examples:\n  \
@@ -360,6 +366,7 @@ impl Verb {
             Self::Umount(args) | Self::Detach(args) => args.users,
             Self::Sync(args) => args.users,
             Self::Status(args) => args.users,
+            Self::Stats(args) => args.users,
             Self::Events(args) => args.users,
             Self::Top(args) => args.users,
             Self::Wait(args) => args.users,

@@ -143,6 +143,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Clone(args) => clone::run(args)?,
         Verb::Sync(args) => sync::run(args)?,
         Verb::Status(args) => status::run(args)?,
+        Verb::Stats(args) => verbs::stats::run(args)?,
         Verb::Events(args) => events::run(args)?,
         Verb::Wait(args) => wait::run(args)?,
         Verb::Serve(args) => serve::run(args)?,

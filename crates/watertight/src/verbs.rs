@@ -6,7 +6,7 @@
 //! | `format`, `info`, `change_key`, `gc`, `fsck`, `snapshot`, `clone_volume`, `quota` | those of their names: volumes on object storage, mounted or not |
 //! | `attach`, `clone` | `attach`, `detach`, `move`; `clone` |
 //! | `upgrade` | `upgrade`, and the arguments of a program that takes a mount over |
-//! | `sync`, `status`, `events`, `wait`, `limit`, `top`, `warm`, `demo`, `bench`, `man_pages` | those of their names |
+//! | `sync`, `status`, `events`, `wait`, `limit`, `stats`, `top`, `warm`, `demo`, `bench`, `man_pages` | those of their names |
 //! | `mount_helpers` | `install-helpers`, and the helpers that mount(8) and umount(8) call |
 
 pub mod attach;
@@ -35,6 +35,7 @@ pub mod one_of_several;
 pub mod quota;
 #[cfg(feature = "objects")]
 pub mod snapshot;
+pub mod stats;
 pub mod status;
 pub mod sync;
 pub mod top;

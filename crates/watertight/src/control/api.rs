@@ -7,6 +7,7 @@ mod ended;
 mod recovery;
 mod snapshots;
 mod state;
+mod stats;
 mod store_requests;
 mod upgrade;
 mod warm;
@@ -29,6 +30,7 @@ pub use ended::{Ended, FILES_NAMED_MAX, FileError, Unwritten};
 pub use recovery::{RecoveryState, RecoveryStatus};
 pub use snapshots::{Snapshot, SnapshotsReply, SnapshotsRequest};
 pub use state::{State, UmountKind};
+pub use stats::{LimitWait, Operation, OperationLatency, Stats};
 pub use store_requests::{DiskCache, Journal, Latency, StoreRequestKind, StoreRequests, Unanswered};
 pub use upgrade::{UpgradeReply, UpgradeRequest, Upgrades};
 pub use warm::{WarmFailure, WarmPiece, WarmReply, WarmRequest};
@@ -156,6 +158,9 @@ pub struct Status {
     /// The kernel's requests.
     #[serde(default)]
     pub requests: Requests,
+    /// The volume's operations, by class; left out of answers with many volumes.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub operations: BTreeMap<String, Operation>,
     /// The store's own requests, where it is on object storage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_requests: Option<StoreRequests>,

@@ -29,8 +29,9 @@ use tokio::task::JoinSet;
 
 use super::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, ErrorReply, LeaveReply,
-    LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, SnapshotsReply, SnapshotsRequest, Status,
-    Synced, UmountReply, UmountRequest, UpgradeReply, UpgradeRequest, WaitReply, WarmReply, WarmRequest,
+    LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, SnapshotsReply, SnapshotsRequest, Stats,
+    Status, Synced, UmountReply, UmountRequest, UpgradeReply, UpgradeRequest, WaitReply, WarmReply,
+    WarmRequest,
 };
 use super::events::Event;
 use super::registered;
@@ -203,6 +204,14 @@ impl Client {
     /// See [`CallError`].
     pub fn status_within(&self, patience: Duration) -> Result<Status, CallError> {
         self.call(Method::GET, "/v1/status", &(), Some(patience))
+    }
+
+    /// How long its operations take.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn stats(&self) -> Result<Stats, CallError> {
+        self.call(Method::GET, "/v1/stats", &(), Some(self.patience))
     }
 
     /// The volumes that are attached to this one's mountpoint.

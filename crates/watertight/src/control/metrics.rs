@@ -3,15 +3,18 @@
 //!
 //! ```text
 //!  metrics            the page: families, samples, escapes
+//!   operations        how long operations take
 //!   store_requests    requests of volumes on object storage
 //! ```
 //!
 //! Units are bytes and seconds. Each sample has the labels `volume` (an id that is never used
 //! again) and `mountpoint`; of the others, `state` has six values and `kind` one for each kind of
 //! request, so that a volume has at most about a hundred series, one on object storage as many
-//! again, and six more for each cgroup that has anything there (at most a thousand), and up to six
+//! again; twenty for each class of operations that it was asked for (at most 21); and six more for
+//! each cgroup that has anything there (at most a thousand), and up to six
 //! for one with limits; one more where it is a pod's. Files are counted and never named.
 
+mod operations;
 mod store_requests;
 
 use std::collections::BTreeSet;
@@ -203,6 +206,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
             page.sample(v, &[("kind", kind)], n);
         }
     }
+    page.operations(volumes);
     page.store_requests(volumes);
     page.family(
         "switch_drain_seconds_total",

@@ -40,6 +40,7 @@ enum Call {
     Metrics,
     OpenApi,
     Status,
+    Stats,
     Volumes,
     Events,
     Wait,
@@ -72,11 +73,12 @@ const fn route(method: Method, path: &'static str, call: Call) -> Route {
 }
 
 /// All calls.
-pub static ROUTES: [Route; 19] = [
+pub static ROUTES: [Route; 20] = [
     route(Method::GET, "/healthz", Call::Health),
     route(Method::GET, "/metrics", Call::Metrics),
     route(Method::GET, "/v1/openapi.json", Call::OpenApi),
     route(Method::GET, "/v1/status", Call::Status),
+    route(Method::GET, "/v1/stats", Call::Stats),
     route(Method::GET, "/v1/volumes", Call::Volumes),
     route(Method::GET, "/v1/events", Call::Events),
     route(Method::GET, "/v1/wait", Call::Wait),
@@ -123,6 +125,7 @@ pub(super) async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Resul
         Call::Metrics => text(metrics::CONTENT_TYPE, metrics::page(&[&service.status()], &[])),
         Call::OpenApi => text(JSON, OPENAPI.to_owned()),
         Call::Status => json(StatusCode::OK, &service.status()),
+        Call::Stats => json(StatusCode::OK, &service.stats()),
         Call::Volumes => {
             let after = request.uri().query().and_then(|query| query.strip_prefix("after="));
             match after.filter(|after| !after.is_empty()).map(str::parse).transpose() {

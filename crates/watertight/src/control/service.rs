@@ -6,8 +6,8 @@ use tokio::sync::watch;
 
 use super::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, LeaveReply,
-    LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, SnapshotsReply, SnapshotsRequest, Status,
-    Synced, UmountReply, UmountRequest, UpgradeReply, UpgradeRequest, WarmReply, WarmRequest,
+    LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, SnapshotsReply, SnapshotsRequest, Stats,
+    Status, Synced, UmountReply, UmountRequest, UpgradeReply, UpgradeRequest, WarmReply, WarmRequest,
 };
 use super::volume_id::VolumeId;
 
@@ -36,6 +36,8 @@ pub trait Service: Send + Sync + 'static {
     fn warm(&self, _request: WarmRequest) -> Result<WarmReply, String> {
         Err("this volume has no disk cache".to_owned())
     }
+    /// How long operations take. Never blocks on the store.
+    fn stats(&self) -> Stats;
     /// The limits of cgroups.
     fn limits(&self) -> Limits;
     /// Changes them; returns the new ones.

@@ -23,6 +23,7 @@ mod force;
 mod list;
 mod types;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -137,7 +138,9 @@ impl Attachments {
         let mut lines = 0;
         let mut statuses = Vec::new();
         for one in page {
-            let status = one.status_beside(process, privileges.clone());
+            // Many volumes' histograms would be more than a caller reads.
+            let operations = BTreeMap::new();
+            let status = Status { operations, ..one.status_beside(process, privileges.clone()) };
             lines += status.errors.len() + status.cgroups.len();
             statuses.push(status);
             if lines > LINES_MAX {

@@ -1,5 +1,6 @@
 //! The figures of a volume, in the words of the control API.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fuse::{SessionView, Transport};
@@ -9,8 +10,9 @@ use volume::{DrainReport, Volume, VolumeState, WbStatus};
 use super::volume_info::VolumeInfo;
 use crate::control::api::{
     CGROUPS_NAMED_MAX, Cgroup, CgroupLimits, Ended, FILES_NAMED_MAX, FileError, LimitRequest, Limits,
-    Stalled, State, Status, Unwritten, WarmFailure, WarmReply, WarmRequest, millis, now_ms,
+    Operation, Stalled, State, Stats, Status, Unwritten, WarmFailure, WarmReply, WarmRequest, millis, now_ms,
 };
+use crate::control::volume_id::VolumeId;
 use crate::host::mountinfo;
 use crate::term::shown::{Name, Words};
 
@@ -45,10 +47,30 @@ impl Status {
             drains: volume.switching.drains,
             drain_us: micros(volume.switching.drain_time),
             cgroups: cgroups(&volume.switching.wbs),
+            operations: operations(of),
             limits: of.limits().into_iter().take(CGROUPS_NAMED_MAX).map(cgroup_limits).collect(),
             ..Self::default()
         }
     }
+}
+
+/// How long a volume's operations take.
+#[must_use]
+pub fn stats(of: &Volume, id: VolumeId, mountpoint: Name) -> Stats {
+    let mut limit_waits = of.limit_waits();
+    limit_waits.sort_by_key(|wait| std::cmp::Reverse(wait.waited));
+    Stats {
+        id,
+        mountpoint,
+        counted_ms: millis(of.latencies().counted_for()),
+        operations: operations(of),
+        limit_waits: limit_waits.into_iter().take(CGROUPS_NAMED_MAX).map(Into::into).collect(),
+    }
+}
+
+fn operations(of: &Volume) -> BTreeMap<String, Operation> {
+    let by_class = of.latencies().by_class();
+    by_class.iter().map(|(class, latency)| (class.name().to_owned(), latency.into())).collect()
 }
 
 /// Sets limits of a cgroup in one volume.

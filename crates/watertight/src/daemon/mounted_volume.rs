@@ -19,7 +19,7 @@ use volume::{DrainReport, Volume};
 use super::attachments::Attachments;
 use super::connection::{AtomicConnectionState, ConnectionState};
 use super::event::SupervisorEvent;
-use super::figures::{emit_end, ended_with, limit, limits, micros, state_of, with_mount};
+use super::figures::{self, emit_end, ended_with, limit, limits, micros, state_of, with_mount};
 use super::recovery::serve;
 use super::snapshots::snapshots;
 use super::upgrade::prepare;
@@ -28,7 +28,7 @@ use super::volume_info::VolumeInfo;
 use crate::control::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, LeaveReply,
     LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, RecoveryState, RecoveryStatus, Requests,
-    SnapshotsReply, SnapshotsRequest, State, Status, Synced, UmountKind, UmountReply, UmountRequest,
+    SnapshotsReply, SnapshotsRequest, State, Stats, Status, Synced, UmountKind, UmountReply, UmountRequest,
     UpgradeReply, UpgradeRequest, WarmReply, WarmRequest,
 };
 use crate::control::service::Service;
@@ -220,7 +220,11 @@ impl Service for MountedVolume {
     }
 
     fn warm(&self, request: WarmRequest) -> Result<WarmReply, String> {
-        super::figures::warm(&self.volume, &request)
+        figures::warm(&self.volume, &request)
+    }
+
+    fn stats(&self) -> Stats {
+        figures::stats(&self.volume, self.info.id.clone(), Name::of(&self.info.mount.mountpoint))
     }
 
     fn limits(&self) -> Limits {

@@ -81,6 +81,16 @@ pub fn duration(d: Duration) -> String {
     }
 }
 
+/// A latency for a person: like a duration, but with microseconds.
+#[must_use]
+pub fn latency(d: Duration) -> String {
+    match d.as_micros() {
+        us @ 0..1000 => format!("{us} us"),
+        1000..10_000 => format!("{:.1} ms", d.as_secs_f64() * 1000.0),
+        _ => duration(d),
+    }
+}
+
 /// A time since the epoch for a person: `2026-11-22T14:05:09.123Z`.
 #[must_use]
 pub fn utc(ms: u64) -> String {
@@ -157,6 +167,8 @@ mod tests {
         assert_eq!(exactly(1536), "1.5 KiB (1536 bytes)");
         assert_eq!(duration(Duration::from_millis(12)), "12 ms");
         assert_eq!(duration(Duration::from_millis(2340)), "2.3 s");
+        let latencies = [0, 999, 1000, 9949, 12_345, 4_100_000].map(|us| latency(Duration::from_micros(us)));
+        assert_eq!(latencies, ["0 us", "999 us", "1.0 ms", "9.9 ms", "12 ms", "4.1 s"]);
         assert_eq!(duration(Duration::from_secs(61)), "1 min 1 s");
         assert_eq!(duration(Duration::from_secs(7260)), "2 h 1 min");
         assert_eq!(count(1, "file", "files"), "1 file");

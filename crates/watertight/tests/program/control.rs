@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use volume::events::Events;
 use watertight::control::api::{
-    Ended, LimitRequest, Limits, State, Status, Synced, UmountReply, UmountRequest, Unwritten,
+    Ended, LimitRequest, Limits, State, Stats, Status, Synced, UmountReply, UmountRequest, Unwritten,
 };
 use watertight::control::client::{CallError, Client};
 use watertight::control::server::Server;
@@ -32,6 +32,10 @@ pub(crate) struct Fake {
 impl Service for Fake {
     fn status(&self) -> Status {
         Status { failing_files: 0, ..sample::status() }
+    }
+
+    fn stats(&self) -> Stats {
+        Stats::default()
     }
 
     fn limits(&self) -> Limits {

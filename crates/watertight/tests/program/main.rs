@@ -48,6 +48,7 @@ mod service;
 mod signals;
 mod stalled;
 mod stalled_attached;
+mod stats;
 mod syncing;
 mod terminal;
 mod throttling;

@@ -65,6 +65,8 @@ fn every_figure_of_status_is_a_metric_and_has_help_and_type() {
     // Names of things, and figures of single files.
     let mut known = json.clone();
     let files = known.as_object_mut().unwrap().remove("errors").unwrap();
+    // Its buckets are others.
+    assert!(known.as_object_mut().unwrap().remove("operations").is_some());
     assert_eq!(files[0]["bytes"], 117, "told of single files: never a metric");
     let names = ["pid", "uid", "device", "openers"];
     numbers(
@@ -97,6 +99,22 @@ fn every_figure_of_status_is_a_metric_and_has_help_and_type() {
     for (le, requests) in [("0.001", 156), ("0.002", 157), ("+Inf", 154)] {
         let sample = format!(
             r#"watertight_store_request_duration_seconds_bucket{{volume="fa4e",mountpoint="/x",kind="put",le="{le}"}} {requests}"#
+        );
+        assert!(page.contains(&sample), "no {sample} in {page}");
+    }
+    for (le, requests) in
+        [("0.000016", 170), ("0.004096", 170), ("0.016384", 177), ("67.108864", 177), ("+Inf", 178)]
+    {
+        let sample = format!(
+            r#"watertight_request_duration_seconds_bucket{{volume="fa4e",mountpoint="/x",op="read",le="{le}"}} {requests}"#
+        );
+        assert!(page.contains(&sample), "no {sample} in {page}");
+    }
+    assert_eq!(value(&page, "request_duration_seconds_sum"), 0.0009);
+    assert_eq!(value(&page, "request_duration_seconds_count"), 178.0);
+    for (part, us) in [("queue", 180), ("limit", 181), ("cache", 182), ("store", 183), ("rest", 174)] {
+        let sample = format!(
+            r#"watertight_request_part_seconds_total{{volume="fa4e",mountpoint="/x",op="read",part="{part}"}} 0.000{us}"#
         );
         assert!(page.contains(&sample), "no {sample} in {page}");
     }

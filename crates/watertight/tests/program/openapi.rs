@@ -18,9 +18,9 @@ use tokio::sync::watch;
 use volume::events::{Edge, Event, Events, Life, Limit, What};
 use watertight::control::api::{
     AttachReply, AttachRequest, CgroupLimits, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended,
-    LeaveReply, LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Snapshot, SnapshotsReply,
-    SnapshotsRequest, State, Status, Synced, UmountKind, UmountReply, UmountRequest, Unwritten, UpgradeReply,
-    UpgradeRequest, WarmFailure, WarmReply, WarmRequest,
+    LeaveReply, LeaveRequest, LimitRequest, LimitWait, Limits, MoveReply, MoveRequest, Snapshot,
+    SnapshotsReply, SnapshotsRequest, State, Stats, Status, Synced, UmountKind, UmountReply, UmountRequest,
+    Unwritten, UpgradeReply, UpgradeRequest, WarmFailure, WarmReply, WarmRequest,
 };
 use watertight::control::routes::{OPENAPI, ROUTES};
 use watertight::control::server::Server;
@@ -108,6 +108,24 @@ impl Service for Full {
         let is_busy = self.is_busy.borrow().is_some();
         let failing_files = u64::from(!is_busy && self.next() > 0);
         Status { failing_files, ..sample::status() }
+    }
+
+    fn stats(&self) -> Stats {
+        let wait = LimitWait {
+            cgroup: "/a".into(),
+            limit: Limit::IoMax,
+            waits: 1,
+            waited_us: 2,
+            waiting: 3,
+            longest_us: 4,
+        };
+        Stats {
+            id: id(),
+            mountpoint: "/x".into(),
+            counted_ms: 5,
+            operations: sample::status().operations,
+            limit_waits: vec![wait],
+        }
     }
 
     fn limits(&self) -> Limits {
@@ -359,6 +377,7 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
         &[("GET /v1/volumes?after=0", ""), ("GET /v1/volumes?after=x.y", "")],
         &[
             ("GET /v1/limits", ""),
+            ("GET /v1/stats", ""),
             ("POST /v1/limit", r#"{"cgroup":"/a","limits":"wbps=1M"}"#),
             ("POST /v1/limit", r#"{"cgroup":"/a","limits":""}"#),
         ],

@@ -1,9 +1,9 @@
 //! A volume's status in which every key is present and every number differs.
 
 use watertight::control::api::{
-    Cgroup, CgroupLimits, CloneStatus, DiskCache, FileError, Journal, Latency, Process, Propagation,
-    RecoveryState, RecoveryStatus, Requests, Stalled, State, Status, StoreRequestKind, StoreRequests,
-    Unanswered, Upgrades,
+    Cgroup, CgroupLimits, CloneStatus, DiskCache, FileError, Journal, Latency, Operation, OperationLatency,
+    Process, Propagation, RecoveryState, RecoveryStatus, Requests, Stalled, State, Status, StoreRequestKind,
+    StoreRequests, Unanswered, Upgrades,
 };
 use watertight::host::mountinfo::Device;
 
@@ -17,6 +17,20 @@ pub(crate) fn status() -> Status {
         answered: 154,
         latency_us: 155,
         latency: vec![Latency { within_ms: 1, requests: 156 }, Latency { within_ms: 2, requests: 157 }],
+    };
+    let read = Operation {
+        count: 178,
+        total_us: 900,
+        max_us: 185,
+        queue_us: 180,
+        limit_us: 181,
+        cache_us: 182,
+        store_us: 183,
+        latency: vec![
+            OperationLatency { within_us: Some(16), count: 170 },
+            OperationLatency { within_us: Some(5120), count: 7 },
+            OperationLatency { within_us: None, count: 1 },
+        ],
     };
     Status {
         id: "fa4e".parse().unwrap(),
@@ -87,6 +101,7 @@ pub(crate) fn status() -> Status {
             unknown: 122,
             under_way: 123,
         },
+        operations: [("read".to_owned(), read)].into(),
         store_requests: Some(StoreRequests {
             by_kind: [("put".to_owned(), kind)].into(),
             sent_bytes: 160,

@@ -13,7 +13,7 @@ use super::types::{Attached, Attachments, Mountpoint};
 use crate::cli::opts::MountOptions;
 use crate::control::api::{
     DetachRequest, Ended, LimitRequest, Limits, Process, Requests, SnapshotsReply, SnapshotsRequest, State,
-    Status, Synced, UmountReply, UmountRequest, WarmReply, WarmRequest, now_ms,
+    Stats, Status, Synced, UmountReply, UmountRequest, WarmReply, WarmRequest, now_ms,
 };
 use crate::control::{server::ListenerGuard, service::Service};
 use crate::daemon::figures;
@@ -242,6 +242,10 @@ impl Service for Attached {
 
     fn warm(&self, request: WarmRequest) -> Result<WarmReply, String> {
         figures::warm(&self.volume, &request)
+    }
+
+    fn stats(&self) -> Stats {
+        figures::stats(&self.volume, self.id.clone(), Name::of(self.path()))
     }
 
     fn limits(&self) -> Limits {
