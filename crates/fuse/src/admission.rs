@@ -269,13 +269,15 @@ impl InFlight {
     ) -> bool {
         let ReplyChannel::Dev(dev) = slot.channel() else { return false };
         let own = Arc::new(RequestSlot::new(ReplyChannel::Dev(Arc::clone(dev))));
+        let since = Instant::now();
+        own.activity().begin(since);
         own.begin(RequestKey { policy: AbortPolicy::Always, ..key });
         let queued = QueuedRequest {
             slot: Arc::clone(&own),
             message: message.into(),
             unique: key.unique,
             class,
-            since: Instant::now(),
+            since,
         };
         if !self.push_queued(queued, is_aborted, capacity) {
             return false;

@@ -23,7 +23,6 @@ use std::time::Instant;
 
 use recovery::{Journal, RequestRecord, Slot};
 use rustix::io::Errno;
-use sync::accounting;
 use sync::mutant::is_on;
 use volume::Cancel;
 
@@ -140,7 +139,7 @@ impl RequestHandler {
         if let Some(handled) = unanswerable(shared, slot, cache, &header, &op) {
             return record(shared, *number, &header, handled, shared.span());
         }
-        let timer = OpTimer::begin(waited);
+        let timer = OpTimer::begin(waited, slot.activity());
         let found = Target::find(&shared.tree, cache, header.nodeid, &op);
         let refused = found.as_ref().err().copied().or_else(|| suspected(before.as_ref(), &header));
         let (target, section) = found.unwrap_or_else(|_| (Target::root(&shared.tree, 0), None));
@@ -172,7 +171,6 @@ impl RequestHandler {
             without_store: admission == Admission::StartWithoutStore,
             once: Once::new(shared.resent.journal(), *noted, *before),
         };
-        accounting::open();
         // Requests that need memory for data; then the rest.
         let handled = match op {
             _ if let Admission::Refused(errno) = admission => answered(reply, |reply| reply.error(errno)),
@@ -221,7 +219,7 @@ fn request<'a>(
 ) -> Request<'a> {
     let policy = if in_place { AbortPolicy::Never } else { op_class::abort_policy(op) };
     Request {
-        key: RequestKey { unique: header.unique, pid: header.pid, policy },
+        key: RequestKey { unique: header.unique, pid: header.pid, opcode: header.opcode, policy },
         class: RequestClass {
             volume: volume.tag,
             quota_exempt: op_class::is_quota_exempt(op),

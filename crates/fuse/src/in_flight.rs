@@ -37,6 +37,7 @@
 mod signals;
 pub(crate) mod slot;
 mod stuck;
+mod view;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -48,6 +49,7 @@ use sync::{Condvar, Mutex};
 
 use self::signals::Pending;
 pub(crate) use self::slot::{AbortPolicy, ActiveRequest, Claim, RequestClass, RequestKey, RequestSlot};
+pub use self::view::RequestView;
 use crate::admission::queue::AdmissionQueue;
 use crate::admission::stall_quota::StallQuota;
 

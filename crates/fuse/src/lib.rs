@@ -70,6 +70,7 @@ mod view;
 pub use connection::Transport;
 pub use handover::SessionHandover;
 pub use handshake::SessionError;
+pub use in_flight::RequestView;
 pub use invalidations::Notifier;
 pub use mount::{
     Mount, MountError, MountHandover, MountKind, MountOptions, MountpointError, Uring, check_mountpoint,

@@ -21,6 +21,7 @@ use crate::connection::{Connection, Transport};
 use crate::device::Dev;
 use crate::handover::SessionHandover;
 use crate::handshake::{SessionError, agree};
+use crate::in_flight::RequestView;
 use crate::invalidations::Notifier;
 use crate::mount::{BeforeMount, Mount, MountKind, READAHEAD_BYTES, SyncDevice, Uring};
 use crate::protocol::abi::{InitFlags, Opcode};
@@ -143,6 +144,12 @@ impl SessionView {
     #[must_use]
     pub fn under_way(&self) -> usize {
         self.0.in_flight.in_hand()
+    }
+
+    /// The requests under way.
+    #[must_use]
+    pub fn requests(&self) -> Vec<RequestView> {
+        self.0.in_flight.requests()
     }
 
     /// How requests come from the kernel. Final when the session has begun to run.

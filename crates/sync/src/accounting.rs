@@ -8,18 +8,11 @@
 //! Work that other threads do for the request is not in its account.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a request waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// A limit of its cgroup.
-    Limit,
-    /// Room in the cache.
-    Cache,
-    /// A call of the store.
-    Store,
-}
+use crate::Activity;
+pub use crate::activity::Part;
 
 /// The number of parts.
 const PARTS: usize = 3;
@@ -48,15 +41,18 @@ pub struct Spending {
 
 #[cfg(not(any(loom, shuttle)))]
 mod of_thread {
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
+    use std::sync::Arc;
 
-    use super::{Duration, Instant, PARTS, Part, Spent};
+    use super::{Activity, Duration, Instant, PARTS, Part, Spent};
 
     struct Account {
         is_open: Cell<bool>,
         part: Cell<Option<Part>>,
         since: Cell<Option<Instant>>,
         spent: Cell<Spent>,
+        /// Shows other threads what the request is at.
+        activity: RefCell<Option<Arc<Activity>>>,
     }
 
     std::thread_local! {
@@ -66,16 +62,40 @@ mod of_thread {
                 part: Cell::new(None),
                 since: Cell::new(None),
                 spent: Cell::new(Spent([Duration::ZERO; PARTS])),
+                activity: RefCell::new(None),
             }
         };
     }
 
-    pub(super) fn set_open(is_open: bool) -> Spent {
+    pub(super) fn open(activity: &Arc<Activity>) {
+        close();
         ACCOUNT.with(|account| {
-            account.is_open.set(is_open);
+            account.is_open.set(true);
+            let mut own = account.activity.borrow_mut();
+            // A thread seldom serves for another one's.
+            if !own.as_ref().is_some_and(|own| Arc::ptr_eq(own, activity)) {
+                *own = Some(Arc::clone(activity));
+            }
+        });
+    }
+
+    pub(super) fn close() -> Spent {
+        ACCOUNT.with(|account| {
+            account.is_open.set(false);
             account.part.set(None);
             account.spent.take()
         })
+    }
+
+    /// Calls `change` with the activity of the account, if there is one.
+    pub(super) fn with_activity(change: impl FnOnce(&Activity)) {
+        ACCOUNT.with(|account| {
+            if account.is_open.get()
+                && let Some(activity) = &*account.activity.borrow()
+            {
+                change(activity);
+            }
+        });
     }
 
     pub(super) fn is_open() -> bool {
@@ -92,15 +112,45 @@ mod of_thread {
                 spent.0[before as usize] += now.saturating_duration_since(since);
                 account.spent.set(spent);
             }
+            if let Some(activity) = &*account.activity.borrow() {
+                let spent = account.spent.get();
+                activity.set_part(
+                    part,
+                    now,
+                    part.map_or_else(|| spent.0.iter().sum(), |part| spent.on(part)),
+                );
+            }
             before
         })
     }
 }
 
-/// Opens the calling thread's account.
-pub fn open() {
+/// Opens the calling thread's account, for a request that began then and shows by `activity` what
+/// it is at.
+pub fn open(activity: &Arc<Activity>, begun: Instant) {
+    activity.begin(begun);
     #[cfg(not(any(loom, shuttle)))]
-    of_thread::set_open(true);
+    of_thread::open(activity);
+}
+
+/// The calling thread, which [spends](spend_on) time on [`Part::Limit`], waits for this limit of
+/// this cgroup.
+pub fn wait_for_limit(cgroup: String, limit: &'static str) {
+    #[cfg(not(any(loom, shuttle)))]
+    of_thread::with_activity(|activity| {
+        activity.set_limit(Some(crate::LimitAhead { cgroup, limit, until: None, bytes: None }));
+    });
+    #[cfg(any(loom, shuttle))]
+    let _ = (cgroup, limit);
+}
+
+/// How long the limit that the calling thread waits for lets it wait, and how many bytes have to
+/// pass before, as far as they are known.
+pub fn expect(until: Option<Instant>, bytes: Option<u64>) {
+    #[cfg(not(any(loom, shuttle)))]
+    of_thread::with_activity(|activity| activity.update_limit(until, bytes));
+    #[cfg(any(loom, shuttle))]
+    let _ = (until, bytes);
 }
 
 /// Closes the calling thread's account, and returns what was spent since it was opened. Models have
@@ -108,7 +158,7 @@ pub fn open() {
 #[must_use]
 pub fn close() -> Spent {
     #[cfg(not(any(loom, shuttle)))]
-    return of_thread::set_open(false);
+    return of_thread::close();
     #[cfg(any(loom, shuttle))]
     return Spent::default();
 }
@@ -157,10 +207,14 @@ mod tests {
         }
     }
 
+    fn begin() {
+        open(&Arc::default(), Instant::now());
+    }
+
     #[test]
     fn each_moment_counts_once_for_the_innermost_part() {
         let begun = Instant::now();
-        open();
+        begin();
         let limit = spend_on(Part::Limit);
         wait();
         let store = spend_on(Part::Store);
@@ -179,22 +233,22 @@ mod tests {
     #[test]
     fn a_thread_without_an_account_has_no_times() {
         drop(spend_on(Part::Store));
-        open();
+        begin();
         assert_eq!(close(), Spent::default());
         let left = spend_on(Part::Store);
-        open();
+        begin();
         drop(left);
         assert_eq!(close(), Spent::default(), "it began before the account");
     }
 
     #[test]
     fn an_account_that_was_closed_is_empty_when_it_is_opened_again() {
-        open();
+        begin();
         let spending = spend_on(Part::Cache);
         wait();
         drop(spending);
         assert!(close().on(Part::Cache) > Duration::ZERO);
-        open();
+        begin();
         assert_eq!(close(), Spent::default());
     }
 }

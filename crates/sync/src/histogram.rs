@@ -104,6 +104,15 @@ impl Durations {
         self.buckets[bucket] = self.buckets[bucket].saturating_add(count);
     }
 
+    /// Adds those of `other`.
+    pub fn add(&mut self, other: &Self) {
+        for (count, more) in self.buckets.iter_mut().zip(&other.buckets) {
+            *count = count.saturating_add(*more);
+        }
+        self.sum = self.sum.saturating_add(other.sum);
+        self.max = self.max.max(other.max);
+    }
+
     /// How many took no longer than 2^`power` microseconds.
     #[must_use]
     pub fn within_power(&self, power: u32) -> u64 {

@@ -10,14 +10,16 @@
 //! | `lock`, `atomic`, `cell`, `thread`, `futex` | what the build chooses: read `lock` first |
 //! | `clock` | time, which a test can set |
 //! | `cache_padded`, `id_hasher`, `shards`, `counter` | layout and hashing of what many threads share |
-//! | `histogram`, `accounting` | how long things take, and what a request's time is spent on |
+//! | `histogram`, `accounting`, `activity` | how long things take, and what a request is at |
 //! | `mutant`, `model` | a protocol with a part removed; a test under many schedules |
 //!
-//! The modules do not depend on each other, except on `lock`, `atomic` and `counter`.
+//! The modules do not depend on each other, except on `lock`, `atomic` and `counter`;
+//! `accounting` and `activity` belong together.
 
 #![forbid(unsafe_code)]
 
 pub mod accounting;
+mod activity;
 mod cache_padded;
 pub mod cell;
 mod clock;
@@ -32,6 +34,7 @@ pub mod mutant;
 pub mod shards;
 pub mod thread;
 
+pub use activity::{Activity, ActivityView, LimitAhead};
 pub use cache_padded::CachePadded;
 pub use clock::{Clock, ManualClock, RealClock};
 pub use counter::StatCounter;

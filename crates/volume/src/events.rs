@@ -14,8 +14,9 @@ use eventpoll::Journal;
 use serde::{Deserialize, Serialize};
 use store::ErrorKind;
 use sync::Mutex;
-use sync::accounting::{Part, Spending, spend_on, spend_on_since};
+use sync::accounting::{self, Part, Spending, spend_on, spend_on_since};
 
+pub use crate::limit_waits::Limit;
 use crate::limit_waits::LimitWaits;
 
 /// Events that are kept for readers that come later or are slow.
@@ -82,17 +83,6 @@ pub enum Life {
     Released,
     /// It ended with data that was not written.
     Failed,
-}
-
-/// A limit that readers and writers of a cgroup meet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Limit {
-    /// The bytes and operations of a second.
-    #[serde(rename = "io.max")]
-    IoMax,
-    /// Its dirty bytes.
-    #[serde(rename = "memory.dirty_max")]
-    DirtyMax,
 }
 
 /// The beginning or the end of a condition.
@@ -168,7 +158,9 @@ impl Events {
         drop(limits);
         let since = Instant::now();
         self.limit_waits.begin(&of.0, limit, since);
-        WaitsForLimit { events: self, of, since, _spending: spend_on_since(Part::Limit, since) }
+        let spending = spend_on_since(Part::Limit, since);
+        accounting::wait_for_limit(of.0.to_string_lossy().into_owned(), limit.name());
+        WaitsForLimit { events: self, of, since, _spending: spending }
     }
 
     /// A limit of `cgroup` begins or ceases to hold its writers up. The caller reports each edge

@@ -6,13 +6,34 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use sync::Mutex;
-
-use crate::events::Limit;
 
 /// Limits of cgroups whose waits are remembered. Beyond that, the least waited for is forgotten
 /// that no thread waits for now.
 const LIMITS_MAX: usize = 2048;
+
+/// A limit that readers and writers of a cgroup meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Limit {
+    /// The bytes and operations of a second.
+    #[serde(rename = "io.max")]
+    IoMax,
+    /// Its dirty bytes.
+    #[serde(rename = "memory.dirty_max")]
+    DirtyMax,
+}
+
+impl Limit {
+    /// Its name, as cgroups have it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::IoMax => "io.max",
+            Self::DirtyMax => "memory.dirty_max",
+        }
+    }
+}
 
 /// The waits for one limit of one cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,6 +4,7 @@ pub mod kept;
 pub mod opts;
 mod stats;
 pub mod suggest;
+mod why;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ use clap_complete::Shell;
 
 use crate::cli::kept::Kept;
 pub use crate::cli::stats::{StatsArgs, StatsBy};
+pub use crate::cli::why::WhyArgs;
 use crate::control::api::{Propagation, UmountKind};
 use crate::term::logging::LogFormat;
 use crate::term::shown::Show as _;
@@ -190,6 +192,10 @@ pub enum Verb {
     /// Show how long a volume's operations take, and what their time is spent on.
     #[command(after_help = stats::HELP)]
     Stats(StatsArgs),
+
+    /// Say what a process, or a volume's requests, wait for now.
+    #[command(after_help = why::HELP)]
+    Why(WhyArgs),
 
     /// Print what happens to volumes: life cycle, stalls, a full cache, errors.
     #[command(after_help = "Examples:\n  \
@@ -367,6 +373,7 @@ impl Verb {
             Self::Sync(args) => args.users,
             Self::Status(args) => args.users,
             Self::Stats(args) => args.users,
+            Self::Why(args) => args.users,
             Self::Events(args) => args.users,
             Self::Top(args) => args.users,
             Self::Wait(args) => args.users,

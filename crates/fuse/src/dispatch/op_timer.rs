@@ -1,8 +1,9 @@
 //! The time of a request.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sync::accounting;
+use sync::{Activity, accounting};
 use volume::{OpClass, OpTime, Volume};
 
 use crate::protocol::abi::Opcode;
@@ -15,10 +16,13 @@ pub(super) struct OpTimer {
 }
 
 impl OpTimer {
-    /// For a request that has `waited` for a thread since then, or was read just now.
-    pub(super) fn begin(waited: Option<Instant>) -> Self {
+    /// For a request that has `waited` for a thread since then, or was read just now. Opens the
+    /// thread's account. To be called before the request is in its slot, which shows `activity`
+    /// from then on.
+    pub(super) fn begin(waited: Option<Instant>, activity: &Arc<Activity>) -> Self {
         let now = Instant::now();
         let begun = waited.unwrap_or(now);
+        accounting::open(activity, begun);
         Self { begun, queue: now.saturating_duration_since(begun) }
     }
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use recovery::journal::RESENT;
 use rustix::io::Errno;
-use sync::Mutex;
 use sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use sync::mutant::is_on;
+use sync::{Activity, Mutex};
 use volume::Cancel;
 
 use crate::transport::reply_channel::ReplyChannel;
@@ -75,13 +75,14 @@ pub(crate) struct RequestKey {
     pub(crate) unique: u64,
     /// The caller's thread.
     pub(crate) pid: u32,
+    pub(crate) opcode: u32,
     pub(crate) policy: AbortPolicy,
 }
 
 #[cfg(test)]
 impl RequestKey {
     pub(crate) const fn of(unique: u64, policy: AbortPolicy) -> Self {
-        Self { unique, pid: 0, policy }
+        Self { unique, pid: 0, opcode: 0, policy }
     }
 }
 
@@ -90,6 +91,8 @@ impl RequestKey {
 pub(crate) struct RequestSlot {
     word: AtomicU64,
     pid: AtomicU32,
+    opcode: AtomicU32,
+    activity: Arc<Activity>,
     /// The volume that the request is for, as long as the thread is at it; see the module
     /// [`stall_quota`](crate::admission::stall_quota).
     pub(crate) volume: AtomicU64,
@@ -123,6 +126,8 @@ impl RequestSlot {
         Self {
             word: AtomicU64::new(0),
             pid: AtomicU32::new(0),
+            opcode: AtomicU32::new(0),
+            activity: Arc::default(),
             volume: AtomicU64::new(0),
             cancel: Mutex::new(Arc::new(Cancel::default())),
             channel,
@@ -134,6 +139,16 @@ impl RequestSlot {
         &self.channel
     }
 
+    /// What the request in hand is at.
+    pub(crate) fn activity(&self) -> &Arc<Activity> {
+        &self.activity
+    }
+
+    pub(crate) fn opcode(&self) -> u32 {
+        // ORDERING: Relaxed, as `pid`; for a person to read.
+        self.opcode.load(Ordering::Relaxed)
+    }
+
     /// The handle that ends the waits of the request in hand.
     pub(crate) fn cancel(&self) -> Arc<Cancel> {
         Arc::clone(&self.cancel.lock())
@@ -142,6 +157,8 @@ impl RequestSlot {
     pub(crate) fn begin(&self, key: RequestKey) {
         // ORDERING: Relaxed, published by the store to `word` below, which readers load first.
         self.pid.store(key.pid, Ordering::Relaxed);
+        // ORDERING: Relaxed, as `pid`.
+        self.opcode.store(key.opcode, Ordering::Relaxed);
         // ORDERING: SeqCst, P1: before the load of `early_len` in `InFlight::begin`.
         self.word.store(key.policy.word(key.unique), Ordering::SeqCst);
     }
@@ -272,6 +289,12 @@ impl ActiveRequest {
 
 /// The volume whose request it is.
 impl RequestSlot {
+    /// The number of the volume that the request is for.
+    pub(crate) fn volume_number(&self) -> u64 {
+        // ORDERING: Relaxed, for a person to read.
+        self.volume.load(Ordering::Relaxed) >> TAG_SHIFT
+    }
+
     /// To be called before the request begins.
     pub(crate) fn assign_volume(&self, class: RequestClass) {
         // ORDERING: Relaxed, published by the store to `word` in `begin`, which readers load first.

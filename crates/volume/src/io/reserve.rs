@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cgroups::CgroupId;
+use sync::accounting;
 use sync::mutant::is_on;
 use throttle::{Completion, OnLimit};
 use writeback::{Balance, DirtyReservation, InLine, Permit, Waiter};
@@ -57,7 +58,9 @@ impl Inode {
         let _waits = self.waits_for_limit(self.core.bdi.owner_of(self), Limit::DirtyMax);
         let event = Arc::new(WakeEvent::default());
         let _watch = ctx.cancel.watch(&event);
-        event.wait(Some(Instant::now() + pause));
+        let until = Instant::now() + pause;
+        accounting::expect(Some(until), None);
+        event.wait(Some(until));
     }
 
     /// The number of the line that the writers share whose pages count for the same limits.
@@ -167,6 +170,7 @@ impl Inode {
             let paid_at = owed_until.filter(|_| queued.is_first());
             let until = paid_at.into_iter().chain(helps_at).min();
             let now = self.core.options.clock.now();
+            accounting::expect(owed_until.map(|until| Instant::now() + until.saturating_sub(now)), None);
             event.wait(until.map(|until| Instant::now() + until.saturating_sub(now)));
         }
     }

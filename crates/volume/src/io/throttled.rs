@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use cgroups::CgroupId;
 use store::ErrorKind;
+use sync::accounting;
 use throttle::{
     CgroupPath, ChunkSource, Completion, Direction, Grant, OnLimit, Request, Reservation, ThrottledWrite,
 };
@@ -75,6 +76,8 @@ impl ChunkSource for Writeout<'_> {
         let _watch: Option<CancelGuard<'_>> = self.cancel.map(|cancel| cancel.watch(&self.event));
         let left = until.saturating_sub(core.options.clock.now());
         let _waits = self.inode.waits_for_limit(core.bdi.owner_of(self.inode), Limit::IoMax);
+        // The limit lets a chunk go at that time; the caller waits for all of the file.
+        accounting::expect(None, Some(self.left(u64::MAX)));
         self.event.wait(Some(Instant::now() + left));
         !is_over()
     }
@@ -265,7 +268,9 @@ impl Inode {
                 return Err(Error::Released);
             }
             let left = until.saturating_sub(self.core.options.clock.now());
-            event.wait(Some(Instant::now() + left));
+            let until = Instant::now() + left;
+            accounting::expect(Some(until), None);
+            event.wait(Some(until));
         }
     }
 }

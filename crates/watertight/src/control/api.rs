@@ -9,6 +9,7 @@ mod snapshots;
 mod state;
 mod stats;
 mod store_requests;
+mod under_way;
 mod upgrade;
 mod warm;
 
@@ -32,6 +33,7 @@ pub use snapshots::{Snapshot, SnapshotsReply, SnapshotsRequest};
 pub use state::{State, UmountKind};
 pub use stats::{LimitWait, Operation, OperationLatency, Stats};
 pub use store_requests::{DiskCache, Journal, Latency, StoreRequestKind, StoreRequests, Unanswered};
+pub use under_way::{LimitAhead, REQUESTS_NAMED_MAX, RequestPart, RequestUnderWay, UnderWay};
 pub use upgrade::{UpgradeReply, UpgradeRequest, Upgrades};
 pub use warm::{WarmFailure, WarmPiece, WarmReply, WarmRequest};
 

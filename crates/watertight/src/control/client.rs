@@ -30,7 +30,7 @@ use tokio::task::JoinSet;
 use super::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, ErrorReply, LeaveReply,
     LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, SnapshotsReply, SnapshotsRequest, Stats,
-    Status, Synced, UmountReply, UmountRequest, UpgradeReply, UpgradeRequest, WaitReply, WarmReply,
+    Status, Synced, UmountReply, UmountRequest, UnderWay, UpgradeReply, UpgradeRequest, WaitReply, WarmReply,
     WarmRequest,
 };
 use super::events::Event;
@@ -212,6 +212,22 @@ impl Client {
     /// See [`CallError`].
     pub fn stats(&self) -> Result<Stats, CallError> {
         self.call(Method::GET, "/v1/stats", &(), Some(self.patience))
+    }
+
+    /// The requests under way.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn under_way(&self) -> Result<UnderWay, CallError> {
+        self.under_way_within(self.patience)
+    }
+
+    /// Like [`under_way`](Self::under_way), for a caller that waits only this long.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn under_way_within(&self, patience: Duration) -> Result<UnderWay, CallError> {
+        self.call(Method::GET, "/v1/requests", &(), Some(patience))
     }
 
     /// The volumes that are attached to this one's mountpoint.

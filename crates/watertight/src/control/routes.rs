@@ -41,6 +41,7 @@ enum Call {
     OpenApi,
     Status,
     Stats,
+    Requests,
     Volumes,
     Events,
     Wait,
@@ -73,12 +74,13 @@ const fn route(method: Method, path: &'static str, call: Call) -> Route {
 }
 
 /// All calls.
-pub static ROUTES: [Route; 20] = [
+pub static ROUTES: [Route; 21] = [
     route(Method::GET, "/healthz", Call::Health),
     route(Method::GET, "/metrics", Call::Metrics),
     route(Method::GET, "/v1/openapi.json", Call::OpenApi),
     route(Method::GET, "/v1/status", Call::Status),
     route(Method::GET, "/v1/stats", Call::Stats),
+    route(Method::GET, "/v1/requests", Call::Requests),
     route(Method::GET, "/v1/volumes", Call::Volumes),
     route(Method::GET, "/v1/events", Call::Events),
     route(Method::GET, "/v1/wait", Call::Wait),
@@ -126,6 +128,7 @@ pub(super) async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Resul
         Call::OpenApi => text(JSON, OPENAPI.to_owned()),
         Call::Status => json(StatusCode::OK, &service.status()),
         Call::Stats => json(StatusCode::OK, &service.stats()),
+        Call::Requests => json(StatusCode::OK, &service.under_way()),
         Call::Volumes => {
             let after = request.uri().query().and_then(|query| query.strip_prefix("after="));
             match after.filter(|after| !after.is_empty()).map(str::parse).transpose() {

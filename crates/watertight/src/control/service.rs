@@ -7,7 +7,8 @@ use tokio::sync::watch;
 use super::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, LeaveReply,
     LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, SnapshotsReply, SnapshotsRequest, Stats,
-    Status, Synced, UmountReply, UmountRequest, UpgradeReply, UpgradeRequest, WarmReply, WarmRequest,
+    Status, Synced, UmountReply, UmountRequest, UnderWay, UpgradeReply, UpgradeRequest, WarmReply,
+    WarmRequest,
 };
 use super::volume_id::VolumeId;
 
@@ -38,6 +39,8 @@ pub trait Service: Send + Sync + 'static {
     }
     /// How long operations take. Never blocks on the store.
     fn stats(&self) -> Stats;
+    /// The requests under way. Never blocks on the store.
+    fn under_way(&self) -> UnderWay;
     /// The limits of cgroups.
     fn limits(&self) -> Limits;
     /// Changes them; returns the new ones.

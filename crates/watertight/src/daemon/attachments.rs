@@ -150,6 +150,13 @@ impl Attachments {
         statuses
     }
 
+    /// Where the volume of this number is attached.
+    #[must_use]
+    pub fn mountpoint_of(&self, number: u64) -> Option<Name> {
+        let one = self.list.lock().of_number(number)?;
+        Some(Name::of(one.known_path()))
+    }
+
     /// The first mountpoint.
     fn first(&self) -> Mountpoint {
         Mountpoint { tree: self.tree.clone(), path: self.root.mount.mountpoint.clone() }

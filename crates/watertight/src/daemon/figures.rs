@@ -1,16 +1,18 @@
 //! The figures of a volume, in the words of the control API.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use fuse::{SessionView, Transport};
-use store::UnderWay;
+use fuse::{RequestView, SessionView, Transport};
+use sync::accounting::Part;
+use volume::events::Limit;
 use volume::{DrainReport, Volume, VolumeState, WbStatus};
 
 use super::volume_info::VolumeInfo;
 use crate::control::api::{
-    CGROUPS_NAMED_MAX, Cgroup, CgroupLimits, Ended, FILES_NAMED_MAX, FileError, LimitRequest, Limits,
-    Operation, Stalled, State, Stats, Status, Unwritten, WarmFailure, WarmReply, WarmRequest, millis, now_ms,
+    CGROUPS_NAMED_MAX, Cgroup, CgroupLimits, Ended, FILES_NAMED_MAX, FileError, LimitAhead, LimitRequest,
+    Limits, Operation, REQUESTS_NAMED_MAX, RequestPart, RequestUnderWay, Stalled, State, Stats, Status,
+    UnderWay, Unwritten, WarmFailure, WarmReply, WarmRequest, millis, now_ms,
 };
 use crate::control::volume_id::VolumeId;
 use crate::host::mountinfo;
@@ -71,6 +73,44 @@ pub fn stats(of: &Volume, id: VolumeId, mountpoint: Name) -> Stats {
 fn operations(of: &Volume) -> BTreeMap<String, Operation> {
     let by_class = of.latencies().by_class();
     by_class.iter().map(|(class, latency)| (class.name().to_owned(), latency.into())).collect()
+}
+
+/// The requests of `session` that `mountpoint_of` finds a volume for, by its number.
+#[must_use]
+pub fn under_way(
+    id: VolumeId,
+    session: &SessionView,
+    mountpoint_of: impl Fn(u64) -> Option<Name>,
+) -> UnderWay {
+    let mut requests = session.requests();
+    requests.sort_by_key(|request| std::cmp::Reverse(request.elapsed()));
+    let known = requests.iter().filter_map(|one| Some(request(one, mountpoint_of(one.volume)?)));
+    UnderWay { id, requests: known.take(REQUESTS_NAMED_MAX).collect() }
+}
+
+fn request(of: &RequestView, mountpoint: Name) -> RequestUnderWay {
+    let part = match of.activity.part {
+        _ if of.is_queued => RequestPart::Queue,
+        Some(Part::Limit) => RequestPart::Limit,
+        Some(Part::Cache) => RequestPart::Cache,
+        Some(Part::Store) => RequestPart::Store,
+        None => RequestPart::Rest,
+    };
+    let limit = of.activity.limit.as_ref().map(|ahead| LimitAhead {
+        cgroup: ahead.cgroup.clone().into(),
+        limit: if ahead.limit == Limit::IoMax.name() { Limit::IoMax } else { Limit::DirtyMax },
+        left_us: ahead.until.map(|until| micros(until.saturating_duration_since(Instant::now()))),
+        bytes: ahead.bytes,
+    });
+    RequestUnderWay {
+        caller: of.caller,
+        op: of.opcode.name().to_ascii_lowercase(),
+        mountpoint,
+        for_us: micros(of.activity.elapsed),
+        part,
+        part_us: micros(of.activity.part_elapsed),
+        limit,
+    }
 }
 
 /// Sets limits of a cgroup in one volume.
@@ -152,7 +192,7 @@ pub fn ended_with(report: &DrainReport) -> Ended {
 
 /// A call that the store has not answered in time.
 #[must_use]
-pub fn stalled(call: &UnderWay) -> Stalled {
+pub fn stalled(call: &store::UnderWay) -> Stalled {
     Stalled { call: call.call.into(), for_ms: millis(call.since.elapsed()) }
 }
 

@@ -29,7 +29,7 @@ use crate::control::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, LeaveReply,
     LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, RecoveryState, RecoveryStatus, Requests,
     SnapshotsReply, SnapshotsRequest, State, Stats, Status, Synced, UmountKind, UmountReply, UmountRequest,
-    UpgradeReply, UpgradeRequest, WarmReply, WarmRequest,
+    UnderWay, UpgradeReply, UpgradeRequest, WarmReply, WarmRequest,
 };
 use crate::control::service::Service;
 use crate::control::volume_id::VolumeId;
@@ -225,6 +225,14 @@ impl Service for MountedVolume {
 
     fn stats(&self) -> Stats {
         figures::stats(&self.volume, self.info.id.clone(), Name::of(&self.info.mount.mountpoint))
+    }
+
+    fn under_way(&self) -> UnderWay {
+        let own = Name::of(&self.info.mount.mountpoint);
+        figures::under_way(self.info.id.clone(), &self.attachments.session, |number| match number {
+            0 => Some(own.clone()),
+            number => self.attachments.mountpoint_of(number),
+        })
     }
 
     fn limits(&self) -> Limits {

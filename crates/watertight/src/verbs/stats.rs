@@ -6,7 +6,7 @@ mod table;
 
 use std::io::{self, Write as _};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::cli::{StatsArgs, StatsBy};
 use crate::control::api::Stats;
@@ -37,11 +37,10 @@ pub fn run(args: &StatsArgs) -> Result<()> {
         print(args, &before)?;
         return Ok(());
     };
-    let (mut due, mut left) = (Instant::now() + interval, args.count);
+    let mut left = args.count;
     while left != Some(0) {
-        // The time of the next question, not a wake-up.
-        thread::sleep(due.saturating_duration_since(Instant::now()));
-        due = (due + interval).max(Instant::now());
+        // From answer to question, so that no interval is shorter.
+        thread::sleep(interval);
         let now = ask(client)?;
         if !print(args, &now.since(&before))? {
             return Ok(());

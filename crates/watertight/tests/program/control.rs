@@ -11,7 +11,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use volume::events::Events;
 use watertight::control::api::{
-    Ended, LimitRequest, Limits, State, Stats, Status, Synced, UmountReply, UmountRequest, Unwritten,
+    Ended, LimitRequest, Limits, State, Stats, Status, Synced, UmountReply, UmountRequest, UnderWay,
+    Unwritten,
 };
 use watertight::control::client::{CallError, Client};
 use watertight::control::server::Server;
@@ -36,6 +37,10 @@ impl Service for Fake {
 
     fn stats(&self) -> Stats {
         Stats::default()
+    }
+
+    fn under_way(&self) -> UnderWay {
+        UnderWay::default()
     }
 
     fn limits(&self) -> Limits {

@@ -58,5 +58,6 @@ mod unmounting;
 mod unprivileged;
 mod upgrade;
 mod verbs;
+mod why;
 #[cfg(not(feature = "objects"))]
 mod without_objects;

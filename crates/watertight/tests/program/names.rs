@@ -179,6 +179,8 @@ fn so_they_are_in_the_log_and_in_what_is_wrong() {
         &["wait", gone],
         &["sync", gone],
         &["events", gone],
+        &["stats", gone],
+        &["why", gone],
         &["attach", gone, gone],
         &["detach", gone],
         &["move", gone, gone],

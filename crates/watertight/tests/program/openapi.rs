@@ -18,9 +18,10 @@ use tokio::sync::watch;
 use volume::events::{Edge, Event, Events, Life, Limit, What};
 use watertight::control::api::{
     AttachReply, AttachRequest, CgroupLimits, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended,
-    LeaveReply, LeaveRequest, LimitRequest, LimitWait, Limits, MoveReply, MoveRequest, Snapshot,
-    SnapshotsReply, SnapshotsRequest, State, Stats, Status, Synced, UmountKind, UmountReply, UmountRequest,
-    Unwritten, UpgradeReply, UpgradeRequest, WarmFailure, WarmReply, WarmRequest,
+    LeaveReply, LeaveRequest, LimitAhead, LimitRequest, LimitWait, Limits, MoveReply, MoveRequest,
+    RequestPart, RequestUnderWay, Snapshot, SnapshotsReply, SnapshotsRequest, State, Stats, Status, Synced,
+    UmountKind, UmountReply, UmountRequest, UnderWay, Unwritten, UpgradeReply, UpgradeRequest, WarmFailure,
+    WarmReply, WarmRequest,
 };
 use watertight::control::routes::{OPENAPI, ROUTES};
 use watertight::control::server::Server;
@@ -126,6 +127,21 @@ impl Service for Full {
             operations: sample::status().operations,
             limit_waits: vec![wait],
         }
+    }
+
+    fn under_way(&self) -> UnderWay {
+        use RequestPart::{Cache, Limit as AtLimit, Queue, Rest, Store};
+        let ahead = LimitAhead { cgroup: "/a".into(), limit: Limit::IoMax, left_us: Some(1), bytes: Some(2) };
+        let request = |part| RequestUnderWay {
+            caller: 1,
+            op: "read".to_owned(),
+            mountpoint: "/x".into(),
+            for_us: 2,
+            part,
+            part_us: 3,
+            limit: (part == AtLimit).then(|| ahead.clone()),
+        };
+        UnderWay { id: id(), requests: [Queue, AtLimit, Cache, Store, Rest].map(request).into() }
     }
 
     fn limits(&self) -> Limits {
@@ -378,6 +394,7 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
         &[
             ("GET /v1/limits", ""),
             ("GET /v1/stats", ""),
+            ("GET /v1/requests", ""),
             ("POST /v1/limit", r#"{"cgroup":"/a","limits":"wbps=1M"}"#),
             ("POST /v1/limit", r#"{"cgroup":"/a","limits":""}"#),
         ],

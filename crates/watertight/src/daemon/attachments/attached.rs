@@ -13,7 +13,7 @@ use super::types::{Attached, Attachments, Mountpoint};
 use crate::cli::opts::MountOptions;
 use crate::control::api::{
     DetachRequest, Ended, LimitRequest, Limits, Process, Requests, SnapshotsReply, SnapshotsRequest, State,
-    Stats, Status, Synced, UmountReply, UmountRequest, WarmReply, WarmRequest, now_ms,
+    Stats, Status, Synced, UmountReply, UmountRequest, UnderWay, WarmReply, WarmRequest, now_ms,
 };
 use crate::control::{server::ListenerGuard, service::Service};
 use crate::daemon::figures;
@@ -246,6 +246,14 @@ impl Service for Attached {
 
     fn stats(&self) -> Stats {
         figures::stats(&self.volume, self.id.clone(), Name::of(self.path()))
+    }
+
+    fn under_way(&self) -> UnderWay {
+        let Some(all) = self.all.upgrade() else {
+            return UnderWay { id: self.id.clone(), requests: Vec::new() };
+        };
+        let (own, at) = (self.number(), Name::of(self.path()));
+        figures::under_way(self.id.clone(), &all.session, |number| (own == Some(number)).then(|| at.clone()))
     }
 
     fn limits(&self) -> Limits {
