@@ -22,7 +22,7 @@
 //!
 //! # Access
 //! `RequestSlot::word`: set by the thread whose slot it is; the watcher, too, sets bit 0 and clears
-//! the word, under `RequestSlot::cancel`. `RequestSlot::pid`, `RequestSlot::volume`: written before
+//! the word, under `RequestSlot::cancel`. `RequestSlot::pid`, `opcode` and `volume`: written before
 //! `word`, read after it. `InFlight::slots`, `early`, `watched`: by their mutexes.
 //!
 //! # Lock order

@@ -125,42 +125,55 @@ mod of_thread {
     }
 }
 
+/// Models have no accounts: no schedule depends on the time.
+#[cfg(any(loom, shuttle))]
+mod of_thread {
+    use std::sync::Arc;
+
+    use super::{Activity, Instant, Part, Spent};
+
+    pub(super) fn open(_activity: &Arc<Activity>) {}
+
+    pub(super) fn close() -> Spent {
+        Spent::default()
+    }
+
+    pub(super) fn with_activity(_change: impl FnOnce(&Activity)) {}
+
+    pub(super) fn is_open() -> bool {
+        false
+    }
+
+    pub(super) fn switch(_part: Option<Part>, _now: Instant) -> Option<Part> {
+        None
+    }
+}
+
 /// Opens the calling thread's account, for a request that began then and shows by `activity` what
 /// it is at.
 pub fn open(activity: &Arc<Activity>, begun: Instant) {
     activity.begin(begun);
-    #[cfg(not(any(loom, shuttle)))]
     of_thread::open(activity);
 }
 
 /// The calling thread, which [spends](spend_on) time on [`Part::Limit`], waits for this limit of
 /// this cgroup.
 pub fn wait_for_limit(cgroup: String, limit: &'static str) {
-    #[cfg(not(any(loom, shuttle)))]
     of_thread::with_activity(|activity| {
         activity.set_limit(Some(crate::LimitAhead { cgroup, limit, until: None, bytes: None }));
     });
-    #[cfg(any(loom, shuttle))]
-    let _ = (cgroup, limit);
 }
 
 /// How long the limit that the calling thread waits for lets it wait, and how many bytes have to
 /// pass before, as far as they are known.
 pub fn expect(until: Option<Instant>, bytes: Option<u64>) {
-    #[cfg(not(any(loom, shuttle)))]
     of_thread::with_activity(|activity| activity.update_limit(until, bytes));
-    #[cfg(any(loom, shuttle))]
-    let _ = (until, bytes);
 }
 
-/// Closes the calling thread's account, and returns what was spent since it was opened. Models have
-/// no accounts.
+/// Closes the calling thread's account, and returns what was spent since it was opened.
 #[must_use]
 pub fn close() -> Spent {
-    #[cfg(not(any(loom, shuttle)))]
-    return of_thread::close();
-    #[cfg(any(loom, shuttle))]
-    return Spent::default();
+    of_thread::close()
 }
 
 /// Spends the calling thread's time on `part`.
@@ -173,20 +186,13 @@ pub fn spend_on_since(part: Part, now: Instant) -> Spending {
     spend(part, || now)
 }
 
-#[cfg(not(any(loom, shuttle)))]
 fn spend(part: Part, now: impl FnOnce() -> Instant) -> Spending {
     let interrupted = of_thread::is_open().then(|| of_thread::switch(Some(part), now()));
     Spending { interrupted, _thread: PhantomData }
 }
 
-#[cfg(any(loom, shuttle))]
-fn spend(_part: Part, _now: impl FnOnce() -> Instant) -> Spending {
-    Spending { interrupted: None, _thread: PhantomData }
-}
-
 impl Drop for Spending {
     fn drop(&mut self) {
-        #[cfg(not(any(loom, shuttle)))]
         if let Some(before) = self.interrupted
             && of_thread::is_open()
         {
