@@ -21,10 +21,13 @@
 //! unmount what it had mounted: where an id that is known mounts, or a volume is removed, and the
 //! kernel shows nothing that holds the mount, what was counted is void.
 //!
+//! Podman counts uses itself, and has one id for all (module `podman`).
+//!
 //! A volume without uses is not left mounted: where it could not be unmounted, because a process of
 //! the host held it or its mount was not waited for, that is tried again until it is.
 
 mod options;
+mod podman;
 mod protocol;
 mod server;
 mod uses;

@@ -102,10 +102,8 @@ pub(super) fn mount(
     let mut arguments: Vec<OsString> = vec!["mount".into(), "-d".into(), "--log-file".into(), log.into()];
     if launch.real_path {
         arguments.push("--no-links".into());
-    } else if let Err(error) = DirBuilder::new().mode(0o700).create(path)
-        && error.kind() != io::ErrorKind::AlreadyExists
-    {
-        return Err(format!("cannot make the mountpoint {}: {error}", path.shown()));
+    } else {
+        make_mountpoint(path)?;
     }
     set_aside(log);
     if !options.is_empty() {
@@ -113,6 +111,22 @@ pub(super) fn mount(
     }
     arguments.extend(["--".into(), source.into(), path.into()]);
     program::run_as(launch, &arguments, Some(MOUNT_MAX))
+}
+
+/// Makes the directory, unless it is there. One with files in it is not hidden by a mount: they would be
+/// lost to who wrote them.
+fn make_mountpoint(path: &Path) -> Result<(), String> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let is_empty = fs::read_dir(path).map(|mut entries| entries.next().is_none());
+            match is_empty {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(strange_files(path)),
+                Err(error) => Err(format!("cannot read the mountpoint {}: {error}", path.shown())),
+            }
+        }
+        made => made.map_err(|error| format!("cannot make the mountpoint {}: {error}", path.shown())),
+    }
 }
 
 /// Unmounts what is at `path`, which may be a real one that no link is followed from; returns when
@@ -134,24 +148,47 @@ fn with_data_safe(why: String, path: &Path) -> String {
     if !matches!(Mounted::at(path), Ok(Mounted::Running(..))) {
         return why;
     }
-    match program::run(&["sync".as_ref(), "--".as_ref(), path.as_os_str()], None) {
+    match write(path) {
         Ok(()) => format!("{why}; what was written so far is on its store"),
         Err(error) => format!("{why}; and its data could not be written: {error}"),
     }
 }
 
-/// Unmounts, and removes the mountpoint.
+/// Writes all data of the volume at `path` to its store.
+///
+/// # Errors
+/// Why not.
+pub(super) fn write(path: &Path) -> Result<(), String> {
+    program::run(&["sync".as_ref(), "--".as_ref(), path.as_os_str()], None)
+}
+
+/// Unmounts, and removes the mountpoint: also where the unmount says what was lost. What is a mere
+/// directory of the host must not be taken for the volume.
 ///
 /// # Errors
 /// As [`unmount`].
 pub(super) fn remove(path: &Path) -> Result<(), String> {
-    unmount(path, false)?;
-    match fs::remove_dir(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(format!("cannot remove the mountpoint {}: {error}", path.shown()))
-        }
-        _ => Ok(()),
+    let unmounted = unmount(path, false);
+    if unmounted.is_err() && !matches!(Mounted::at(path), Ok(Mounted::No)) {
+        return unmounted;
     }
+    match fs::remove_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+            unmounted.and(Err(strange_files(path)))
+        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            unmounted.and(Err(format!("cannot remove the mountpoint {}: {error}", path.shown())))
+        }
+        _ => unmounted,
+    }
+}
+
+/// What was written while nothing was mounted.
+fn strange_files(path: &Path) -> String {
+    format!(
+        "the mountpoint {} has files in it that were written while no volume was mounted there; move them away",
+        path.shown()
+    )
 }
 
 fn unmount_at(path: &Path, is_real: bool) -> Result<(), String> {

@@ -3,6 +3,7 @@
 mod engines;
 #[cfg(feature = "objects")]
 mod objects;
+mod podman;
 
 use std::ffi::OsStr;
 use std::fs;

@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 
 use super::StateDirs;
 use super::options::VolumeOptions;
+use super::podman::is_podman;
 use super::uses::VolumeRecord;
 use crate::containers::mounts::{self, Mounted};
 use crate::containers::names::VolumeName;
@@ -206,9 +207,13 @@ impl Volume {
     /// Unmounts it for `id`; the last unmounts it.
     pub(super) fn unmount(self: &Arc<Self>, id: &str) -> Result<(), String> {
         let mut record = self.record()?;
+        let was_used = record.remove_one(id);
+        if was_used && is_podman(id) && !record.is_used() {
+            return self.unmount_for_podman(record);
+        }
         // Before anything is unmounted: a plugin that is killed meanwhile goes on where it is started
         // again.
-        if record.remove_one(id) {
+        if was_used {
             self.save(record.clone())?;
         }
         if record.is_used() {
@@ -225,23 +230,53 @@ impl Volume {
         untold.map_or(Ok(()), Err)
     }
 
-    fn unmount_unused(self: &Arc<Self>) -> Result<(), String> {
-        match mounts::remove(&self.path()) {
-            Ok(()) => {
-                let mut state = self.state.lock();
-                state.failure = state.failure.take().filter(|_| state.is_unreported);
-                Ok(())
-            }
-            Err(why) => {
-                let why = format!("volume {} is not unmounted as it should be: {why}", self.name);
-                let is_gone = matches!(Mounted::at(&self.path()), Ok(Mounted::No));
-                self.fail(&why, is_gone);
-                if !is_gone {
-                    self.release_later();
-                }
-                Err(why)
-            }
+    /// The use is over when all data is on the store, and stays otherwise: module `podman` says why.
+    /// `unused`: the record without it.
+    fn unmount_for_podman(self: &Arc<Self>, unused: VolumeRecord) -> Result<(), String> {
+        let Err(why) = self.unmount_reporting() else { return self.save(unused) };
+        self.fail(&why, false);
+        if self.is_gone() {
+            return self.save(unused);
         }
+        mounts::write(&self.path()).map_err(|_| why)?;
+        self.save(unused)?;
+        self.release_later();
+        Ok(())
+    }
+
+    /// Mounts it for `id`, whose caller believes it mounted, unless it is.
+    pub(super) fn mount_again(self: &Arc<Self>, id: &str) -> Result<(), String> {
+        // It was removed meanwhile.
+        let Ok(record) = self.record() else { return Ok(()) };
+        if matches!(Mounted::at(&self.path()), Ok(Mounted::Running(..) | Mounted::Dead))
+            && record.is_used_by(id)
+        {
+            return Ok(());
+        }
+        self.mount(id, &Mutex::new(Claim::Waits)).map(drop)
+    }
+
+    fn unmount_unused(self: &Arc<Self>) -> Result<(), String> {
+        self.unmount_reporting().inspect_err(|why| {
+            let is_gone = self.is_gone();
+            self.fail(why, is_gone);
+            if !is_gone {
+                self.release_later();
+            }
+        })
+    }
+
+    /// Unmounts it; an earlier failure that was reported is over with that.
+    fn unmount_reporting(&self) -> Result<(), String> {
+        mounts::remove(&self.path())
+            .map_err(|why| format!("volume {} is not unmounted as it should be: {why}", self.name))?;
+        let mut state = self.state.lock();
+        state.failure = state.failure.take().filter(|_| state.is_unreported);
+        Ok(())
+    }
+
+    fn is_gone(&self) -> bool {
+        matches!(Mounted::at(&self.path()), Ok(Mounted::No))
     }
 
     /// The caller of the last call has got its result.

@@ -13,6 +13,7 @@ use std::time::Duration;
 use sync::Mutex;
 
 use super::StateDirs;
+use super::podman::{self, Unmounting};
 use super::protocol;
 use super::uses::VolumeRecord;
 use super::volume::{Claim, LONG, Shared, Volume, no_such};
@@ -52,10 +53,13 @@ impl Volumes {
                 tracing::error!(volume = name.as_str(), "its record is damaged: {why}");
             }
             let volume = Volume::loaded(name.clone(), record, Arc::clone(&shared));
-            let is_unused =
-                volume.with_state(|state| state.record.as_ref().is_some_and(|record| !record.is_used()));
-            if is_unused && mountpoints.contains(OsStr::new(name.as_str())) {
+            let is = |what: fn(&VolumeRecord) -> bool| {
+                volume.with_state(|state| state.record.as_ref().is_some_and(what))
+            };
+            if is(|record| !record.is_used()) && mountpoints.contains(OsStr::new(name.as_str())) {
                 volume.release_later();
+            } else if is(podman::is_used_by_podman) {
+                podman::mount_again_later(&volume);
             }
             table.insert(name, volume);
         }
@@ -147,10 +151,12 @@ impl Volumes {
 
     pub(super) async fn unmount(&self, name: VolumeName, id: String) -> Result<(), String> {
         let volume = self.find(&name)?;
+        let unmounting = Unmounting::new(&volume, &id);
         let unmounted = Arc::clone(&volume);
         let work = move || unmounted.unmount(&id);
         match volume.turns.call("unmounting it", UNMOUNT, work).await {
             Ok(result) => {
+                unmounting.map(Unmounting::mark_answered);
                 volume.mark_reported();
                 result
             }
