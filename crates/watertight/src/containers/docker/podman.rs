@@ -7,14 +7,22 @@
 //! is not on its store. Where the caller had no answer in time, it is mounted again. What was lost by a
 //! mount process that was killed, or that a process of the host keeps the mount for a while, is no error
 //! to Podman: the log and the volume's status say it.
+//!
+//! `podman restart` and restart policies start a container without an unmount and a mount. So while
+//! Podman believes a volume mounted, a task waits for the end of its mount process, and mounts it again.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::uses::VolumeRecord;
-use super::volume::{LONG, Volume};
+use super::volume::{LONG, RETRY, RETRY_MAX, Volume};
+use crate::containers::mounts::Mounted;
 
 /// The id of all its mounts: the SHA-256 of `placeholder` and a newline, in every version.
 const ID: &str = "2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2";
+
+/// How long a wait for the end of a process is, before the next.
+const A_DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Whether a call by this id is Podman's.
 pub(super) fn is_podman(id: &str) -> bool {
@@ -52,20 +60,62 @@ impl Drop for Unmounting {
     }
 }
 
-/// Has a volume mounted that Podman believes mounted.
-pub(super) fn mount_again_later(volume: &Arc<Volume>) {
+/// Mounts a volume that Podman believes mounted, after the call that is under way.
+fn mount_again_later(volume: &Arc<Volume>) {
     let volume = Arc::clone(volume);
     volume.runtime().clone().spawn(async move {
         let mounted = Arc::clone(&volume);
-        // After the call that is under way.
         let result = volume.turns.call("mounting it again", LONG, move || mounted.mount_again(ID)).await;
         let result = result.unwrap_or_else(|late| Err(late.to_string()));
         if let Err(error) = result {
-            tracing::error!(
-                volume = volume.name.as_str(),
-                error,
-                "Podman believes it mounted, which it is not"
-            );
+            let volume = volume.name.as_str();
+            tracing::error!(volume, error, "Podman believes a volume mounted, which it is not");
         }
     });
+}
+
+/// How a volume was found that Podman may believe mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// Podman does not.
+    Unused,
+    /// It is.
+    Mounted,
+    /// It is not, and cannot be now.
+    Unmounted,
+}
+
+/// Keeps a volume mounted for as long as Podman believes it to be, unless a task does so already.
+pub(super) fn keep_mounted(volume: &Arc<Volume>) {
+    if !volume.begin_keeping() {
+        return;
+    }
+    let volume = Arc::clone(volume);
+    volume.runtime().clone().spawn(async move {
+        let mut pause = RETRY;
+        loop {
+            wait_for_end(&volume).await;
+            let kept = Arc::clone(&volume);
+            let kept = volume.turns.call("mounting it again", LONG, move || kept.mount_if_used(ID)).await;
+            pause = match kept {
+                Ok(Kept::Unused) => return,
+                Ok(Kept::Mounted) => RETRY,
+                Ok(Kept::Unmounted) | Err(_) => (pause * 2).min(RETRY_MAX),
+            };
+            // A mount process that dies at once is not started in a hurry.
+            tokio::time::sleep(pause).await;
+        }
+    });
+}
+
+/// Returns when no process serves the volume, at once where none does.
+async fn wait_for_end(volume: &Volume) {
+    let path = volume.path();
+    let look = tokio::task::spawn_blocking(move || Mounted::at(&path));
+    let Ok(Ok(Mounted::Running(_, served))) = look.await else { return };
+    let Some(client) = &served.found.client else { return };
+    // It cannot be waited for where there are too many descriptors.
+    while !client.ends_within(A_DAY).await {
+        tokio::time::sleep(RETRY_MAX).await;
+    }
 }

@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 
 use super::StateDirs;
 use super::options::VolumeOptions;
-use super::podman::is_podman;
+use super::podman::{self, Kept, is_podman};
 use super::uses::VolumeRecord;
 use crate::containers::mounts::{self, Mounted};
 use crate::containers::names::VolumeName;
@@ -24,8 +24,8 @@ use crate::control::api::now_ms;
 
 /// How soon a volume without uses that is still mounted is unmounted again; twice that the next
 /// time.
-const RETRY: Duration = Duration::from_secs(5);
-const RETRY_MAX: Duration = Duration::from_secs(60);
+pub(super) const RETRY: Duration = Duration::from_secs(5);
+pub(super) const RETRY_MAX: Duration = Duration::from_secs(60);
 /// How long making a volume on object storage may take; then its process is ended.
 const FORMAT_MAX: Duration = Duration::from_secs(600);
 /// In effect without a deadline.
@@ -62,6 +62,8 @@ pub(super) struct VolumeState {
     is_unreported: bool,
     /// Whether an unmount without a caller is to come.
     is_release_due: bool,
+    /// Whether a task keeps it mounted for Podman.
+    is_kept: bool,
 }
 
 /// Whether the caller of a mount still waits for its answer.
@@ -174,6 +176,8 @@ impl Volume {
         let counted = self.count(record, id, claim);
         if counted.is_err() && !self.is_used() {
             self.release_later();
+        } else if is_podman(id) {
+            podman::keep_mounted(self);
         }
         counted.map(|()| path)
     }
@@ -244,16 +248,44 @@ impl Volume {
         Ok(())
     }
 
-    /// Mounts it for `id`, whose caller believes it mounted, unless it is.
+    /// Mounts it for `id`, whose caller had no answer to its unmount and believes it mounted.
     pub(super) fn mount_again(self: &Arc<Self>, id: &str) -> Result<(), String> {
         // It was removed meanwhile.
         let Ok(record) = self.record() else { return Ok(()) };
-        if matches!(Mounted::at(&self.path()), Ok(Mounted::Running(..) | Mounted::Dead))
-            && record.is_used_by(id)
-        {
+        if record.is_used_by(id) && matches!(Mounted::at(&self.path()), Ok(Mounted::Running(..))) {
             return Ok(());
         }
         self.mount(id, &Mutex::new(Claim::Waits)).map(drop)
+    }
+
+    /// Returns whether there was no task yet that keeps it mounted.
+    pub(super) fn begin_keeping(&self) -> bool {
+        !std::mem::replace(&mut self.state.lock().is_kept, true)
+    }
+
+    /// Mounts it where `id` has it mounted and no process serves it.
+    pub(super) fn mount_if_used(self: &Arc<Self>, id: &str) -> Kept {
+        let mut state = self.state.lock();
+        if !state.record.as_ref().is_some_and(|record| record.is_used_by(id)) {
+            state.is_kept = false;
+            return Kept::Unused;
+        }
+        drop(state);
+        let was_dead = match Mounted::at(&self.path()) {
+            Ok(Mounted::Running(..)) => return Kept::Mounted,
+            found => matches!(found, Ok(Mounted::Dead)),
+        };
+        if self.mount(id, &Mutex::new(Claim::Waits)).is_err() {
+            return Kept::Unmounted;
+        }
+        if was_dead {
+            let why = format!(
+                "the mount process of volume {} died, and it is mounted again; what was fsynced is on its store, later writes may be lost",
+                self.name
+            );
+            self.fail(&why, false);
+        }
+        Kept::Mounted
     }
 
     fn unmount_unused(self: &Arc<Self>) -> Result<(), String> {

@@ -59,7 +59,7 @@ impl Volumes {
             if is(|record| !record.is_used()) && mountpoints.contains(OsStr::new(name.as_str())) {
                 volume.release_later();
             } else if is(podman::is_used_by_podman) {
-                podman::mount_again_later(&volume);
+                podman::keep_mounted(&volume);
             }
             table.insert(name, volume);
         }
