@@ -128,14 +128,26 @@ fn finish(command: &mut Command, patience: Option<Duration>) -> Result<(), Strin
     if status.success() {
         return Ok(());
     }
-    let words = text(&mut words)?;
-    let words = words.lines().map(|line| line.strip_prefix("watertight: ").unwrap_or(line).trim());
-    let words = in_one_line(&words.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; "));
+    let words = in_one_line(&joined(&text(&mut words)?));
     match (words.is_empty(), is_late) {
         (false, _) => Err(words),
         (true, true) => Err(format!("it took longer than {} s", patience.unwrap_or_default().as_secs())),
         (true, false) => Err(format!("a process of watertight ended with {status}")),
     }
+}
+
+/// Lines as one: those that are indented go on with the sentence before them.
+fn joined(words: &str) -> String {
+    let (mut all, mut was_indented) = (String::new(), false);
+    for line in words.lines().filter(|line| !line.trim().is_empty()) {
+        let is_indented = line.starts_with(' ');
+        if !all.is_empty() {
+            all.push_str(if is_indented && !was_indented { " " } else { "; " });
+        }
+        all.push_str(line.strip_prefix("watertight: ").unwrap_or(line).trim());
+        was_indented = is_indented;
+    }
+    all
 }
 
 fn text(file: &mut File) -> Result<String, String> {
@@ -163,6 +175,13 @@ fn terminate(child: &Child) {
 #[cfg(all(test, feature = "csi"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_are_joined_and_indented_ones_go_on_with_a_sentence() {
+        let words = "watertight: /a is held by\n  sh (pid 1)\n  cat (pid 2)\n\n`umount` says more\n";
+        assert_eq!(joined(words), "/a is held by sh (pid 1); cat (pid 2); `umount` says more");
+        assert_eq!(joined(" \n"), "");
+    }
 
     #[test]
     fn an_answer_that_is_too_long_is_an_error() {

@@ -36,8 +36,8 @@ pub fn start(arguments: impl IntoIterator<Item = OsString>, tells: bool) -> Resu
     let failed = |error: &dyn std::fmt::Display| {
         Problem::failure(format!("cannot start the background process: {error}"))
     };
-    let program = env::current_exe().map_err(|error| failed(&error))?;
-    let mut child = Command::new(program)
+    // Also where an upgrade has replaced the file meanwhile.
+    let mut child = Command::new("/proc/self/exe")
         // Not as one of mount(8)'s helpers.
         .arg0("watertight")
         .arg("--in-background")
