@@ -1,5 +1,6 @@
 //! `docker-plugin`: the volume plugin protocol, as an engine speaks it; `engines` has real ones.
 
+mod abandoned;
 mod engines;
 #[cfg(feature = "objects")]
 mod objects;

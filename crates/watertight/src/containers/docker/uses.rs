@@ -28,6 +28,9 @@ pub(super) struct VolumeRecord {
     /// The boot in which the uses were counted.
     boot_id: String,
     uses: BTreeMap<String, u32>,
+    /// When each id mounted last, in milliseconds since the epoch.
+    #[serde(default)]
+    mounted_ms: BTreeMap<String, u64>,
 }
 
 impl VolumeRecord {
@@ -38,14 +41,15 @@ impl VolumeRecord {
         boot_id: &str,
     ) -> Self {
         let boot_id = boot_id.to_owned();
-        Self { version: VERSION, name: name.clone(), options, created_ms, boot_id, uses: BTreeMap::new() }
+        let (uses, mounted_ms) = Default::default();
+        Self { version: VERSION, name: name.clone(), options, created_ms, boot_id, uses, mounted_ms }
     }
 
     /// Forgets uses of another boot.
     pub(super) fn in_boot(&mut self, boot_id: &str) {
         if self.boot_id != boot_id {
             boot_id.clone_into(&mut self.boot_id);
-            self.uses.clear();
+            self.remove_all();
         }
     }
 
@@ -62,11 +66,16 @@ impl VolumeRecord {
         self.uses.values().map(|&uses| u64::from(uses)).sum()
     }
 
+    /// Whether no use was counted in the last `ms` milliseconds.
+    pub(super) fn is_older(&self, ms: u64, now_ms: u64) -> bool {
+        self.uses.keys().all(|id| now_ms.saturating_sub(self.mounted_ms.get(id).copied().unwrap_or(0)) > ms)
+    }
+
     /// Counts one use more.
     ///
     /// # Errors
     /// There are too many, or this is no id.
-    pub(super) fn add(&mut self, id: &str) -> Result<(), String> {
+    pub(super) fn add(&mut self, id: &str, now_ms: u64) -> Result<(), String> {
         check_id(id)?;
         if !self.is_used_by(id) && self.uses.len() >= IDS_MAX {
             return Err(format!("{IDS_MAX} ids have it mounted already"));
@@ -76,6 +85,7 @@ impl VolumeRecord {
             return Err(format!("{id} has it mounted {USES_MAX} times already"));
         }
         *uses += 1;
+        self.mounted_ms.insert(id.to_owned(), now_ms);
         Ok(())
     }
 
@@ -84,7 +94,7 @@ impl VolumeRecord {
         let Some(uses) = self.uses.get_mut(id) else { return false };
         *uses -= 1;
         if *uses == 0 {
-            self.uses.remove(id);
+            self.remove_all_of(id);
         }
         true
     }
@@ -92,11 +102,13 @@ impl VolumeRecord {
     /// The uses of this id are void.
     pub(super) fn remove_all_of(&mut self, id: &str) {
         self.uses.remove(id);
+        self.mounted_ms.remove(id);
     }
 
     /// All uses are void.
     pub(super) fn remove_all(&mut self) {
         self.uses.clear();
+        self.mounted_ms.clear();
     }
 }
 
@@ -108,7 +120,7 @@ impl Record for VolumeRecord {
         if self.name != *name {
             return Err(format!("it is of the volume {}", self.name));
         }
-        if self.uses.len() > IDS_MAX {
+        if self.uses.len().max(self.mounted_ms.len()) > IDS_MAX {
             return Err(format!("more than {IDS_MAX} ids"));
         }
         for (id, uses) in &self.uses {
@@ -151,7 +163,7 @@ mod tests {
         let (name, mut record) = record();
         // As `docker cp` into a container that runs.
         for id in ["a", "b", "a"] {
-            record.add(id).unwrap();
+            record.add(id, 7).unwrap();
         }
         assert_eq!(record.uses(), 3);
         assert!(record.remove_one("a") && record.is_used_by("a"));
@@ -167,9 +179,23 @@ mod tests {
     }
 
     #[test]
+    fn uses_are_old_when_each_is() {
+        let (_, mut record) = record();
+        assert!(record.is_older(10, 0), "there is none");
+        record.add("a", 100).unwrap();
+        record.add("b", 150).unwrap();
+        assert!(!record.is_older(10, 110) && !record.is_older(10, 155) && record.is_older(10, 161));
+        record.add("a", 160).unwrap();
+        assert!(!record.is_older(10, 161));
+        // Of a record without times, as earlier builds wrote it.
+        record.mounted_ms.clear();
+        assert!(record.is_older(10, 161));
+    }
+
+    #[test]
     fn a_record_is_read_strictly() {
         let (name, mut record) = record();
-        record.add("a").unwrap();
+        record.add("a", 7).unwrap();
         let text = serde_json::to_string(&record).unwrap();
         let check = |text: &str| {
             let record: VolumeRecord = serde_json::from_str(text).map_err(|error| error.to_string())?;
@@ -189,7 +215,7 @@ mod tests {
             assert!(wrong.contains(word), "{wrong}");
         }
         for id in ["", " ", "a\n", "ä", &"x".repeat(257)] {
-            assert!(record.add(id).is_err(), "{id:?}");
+            assert!(record.add(id, 7).is_err(), "{id:?}");
         }
     }
 }

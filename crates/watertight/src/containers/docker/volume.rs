@@ -26,6 +26,9 @@ use crate::control::api::now_ms;
 /// time.
 pub(super) const RETRY: Duration = Duration::from_secs(5);
 pub(super) const RETRY_MAX: Duration = Duration::from_secs(60);
+/// A container that mounted so long ago has started, or never will: an engine mounts its volumes one
+/// after another before, and waits for 120 s for each.
+const SETTLED_MS: u64 = 600_000;
 /// How long making a volume on object storage may take; then its process is ended.
 const FORMAT_MAX: Duration = Duration::from_secs(600);
 /// In effect without a deadline.
@@ -194,7 +197,7 @@ impl Volume {
         if *claim.lock() == Claim::Gone {
             return gone();
         }
-        record.add(id)?;
+        record.add(id, now_ms())?;
         self.save(record)?;
         {
             let mut claim = claim.lock();
@@ -220,7 +223,7 @@ impl Volume {
         if was_used {
             self.save(record.clone())?;
         }
-        if record.is_used() {
+        if record.is_used() && !self.forget_abandoned(&mut record)? {
             return Ok(());
         }
         // How an unmount ended whose caller did not wait for its end.
@@ -232,6 +235,42 @@ impl Volume {
         };
         self.unmount_unused()?;
         untold.map_or(Ok(()), Err)
+    }
+
+    /// Forgets uses that no call will end, as the engine or this plugin was away when their containers
+    /// ended: those counted so long ago that their containers would hold the mount by now, where the
+    /// kernel shows nothing that holds it. Returns whether it did.
+    fn forget_abandoned(&self, record: &mut VolumeRecord) -> Result<bool, String> {
+        if !is_settled(record) || is_in_use(&self.path()) {
+            return Ok(false);
+        }
+        tracing::warn!(volume = self.name.as_str(), uses = record.uses(), "nothing holds what was counted");
+        record.remove_all();
+        self.save(record.clone())?;
+        Ok(true)
+    }
+
+    /// Unmounts it if it was abandoned; the plugin's start asks.
+    fn release_abandoned(self: &Arc<Self>) -> Result<(), String> {
+        let mut record = self.record()?;
+        if record.is_used() && self.forget_abandoned(&mut record)? {
+            self.unmount_unused()?;
+        }
+        Ok(())
+    }
+
+    /// Unmounts it where its last containers ended while no plugin was there.
+    pub(super) fn release_abandoned_later(self: &Arc<Self>) {
+        let volume = Arc::clone(self);
+        self.shared.runtime.spawn(async move {
+            if !volume.with_state(|state| state.record.as_ref().is_some_and(is_settled)) {
+                tokio::time::sleep(Duration::from_millis(SETTLED_MS)).await;
+            }
+            let released = Arc::clone(&volume);
+            // It has said what went wrong, and tries again by itself.
+            let _reported =
+                volume.turns.call("unmounting it", LONG, move || released.release_abandoned()).await;
+        });
     }
 
     /// The use is over when all data is on the store, and stays otherwise: module `podman` says why.
@@ -395,6 +434,12 @@ impl Volume {
         self.state.lock().record = None;
         Ok(())
     }
+}
+
+/// Whether the containers of all that is counted hold the mount, if they still are. What Podman has
+/// counted it knows itself.
+fn is_settled(record: &VolumeRecord) -> bool {
+    record.is_older(SETTLED_MS, now_ms()) && !podman::is_used_by_podman(record)
 }
 
 /// Whether the mount at `path` is in use by anyone.

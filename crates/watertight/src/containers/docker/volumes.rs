@@ -60,6 +60,8 @@ impl Volumes {
                 volume.release_later();
             } else if is(podman::is_used_by_podman) {
                 podman::keep_mounted(&volume);
+            } else if is(VolumeRecord::is_used) {
+                volume.release_abandoned_later();
             }
             table.insert(name, volume);
         }
