@@ -19,7 +19,9 @@
 //! id. They are on disk before the engine has its answer, and void after a reboot, as mounts are. A
 //! use whose caller left before it was answered is taken back. An engine that crashed may not
 //! unmount what it had mounted: where an id that is known mounts, or a volume is removed, and the
-//! kernel shows nothing that holds the mount, what was counted is void.
+//! kernel shows nothing that holds the mount, what was counted is void. So it is at any unmount, and
+//! at the plugin's start, for ids whose last mount is ten minutes old: their containers would hold the
+//! mount by then.
 //!
 //! Podman counts uses itself, and has one id for all (module `podman`).
 //!
