@@ -28,6 +28,7 @@
 //! A volume without uses is not left mounted: where it could not be unmounted, because a process of
 //! the host held it or its mount was not waited for, that is tried again until it is.
 
+mod dirs;
 mod options;
 mod podman;
 mod protocol;
@@ -36,7 +37,6 @@ mod uses;
 mod volume;
 mod volumes;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::listener::{self, Listener};
@@ -45,6 +45,7 @@ use crate::cli::DockerPluginArgs;
 use crate::registry::RuntimeDir;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::Show as _;
+use dirs::StateDirs;
 use volumes::Volumes;
 
 /// How long calls may take to get their answers when the plugin ends.
@@ -70,21 +71,4 @@ pub fn run(args: &DockerPluginArgs) -> Result<()> {
         server::serve(&listener, &volumes, &stop, FINISH).await;
         Ok(())
     })
-}
-
-/// Where the plugin has its files.
-#[derive(Debug, Clone)]
-struct StateDirs {
-    mounts: PathBuf,
-    logs: PathBuf,
-}
-
-impl StateDirs {
-    fn below(state: PathBuf) -> Result<Self> {
-        let dirs = Self { mounts: state.join("mounts"), logs: state.join("logs") };
-        for dir in [&dirs.mounts, &dirs.logs] {
-            super::records::own_dir(dir)?;
-        }
-        Ok(dirs)
-    }
 }

@@ -11,7 +11,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -36,8 +36,7 @@ pub fn start(arguments: impl IntoIterator<Item = OsString>, tells: bool) -> Resu
     let failed = |error: &dyn std::fmt::Display| {
         Problem::failure(format!("cannot start the background process: {error}"))
     };
-    // Also where an upgrade has replaced the file meanwhile.
-    let mut child = Command::new("/proc/self/exe")
+    let mut child = Command::new(program())
         // Not as one of mount(8)'s helpers.
         .arg0("watertight")
         .arg("--in-background")
@@ -71,6 +70,13 @@ pub fn start(arguments: impl IntoIterator<Item = OsString>, tells: bool) -> Resu
         Some(code) => Ok(ExitCode::from(code)),
         None => Err(failed(&format!("it ended early ({status})"))),
     }
+}
+
+/// This program: by its path, whose last part is the process's name, unless an upgrade has replaced the
+/// file meanwhile.
+fn program() -> PathBuf {
+    let link = "/proc/self/exe";
+    std::fs::read_link(link).ok().filter(|path| path.exists()).unwrap_or_else(|| link.into())
 }
 
 /// The first step of a background process: it leaves the terminal's session, and ends with the

@@ -14,25 +14,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::uses::VolumeRecord;
-use super::volume::{LONG, RETRY, RETRY_MAX, Volume};
+use super::uses::{PODMAN_ID, is_podman};
+use super::volume::{Kept, LONG, RETRY, RETRY_MAX, Volume};
 use crate::containers::mounts::Mounted;
-
-/// The id of all its mounts: the SHA-256 of `placeholder` and a newline, in every version.
-const ID: &str = "2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2";
 
 /// How long a wait for the end of a process is, before the next.
 const A_DAY: Duration = Duration::from_secs(24 * 3600);
-
-/// Whether a call by this id is Podman's.
-pub(super) fn is_podman(id: &str) -> bool {
-    id == ID
-}
-
-/// Whether Podman believes this volume mounted.
-pub(super) fn is_used_by_podman(record: &VolumeRecord) -> bool {
-    record.is_used_by(ID)
-}
 
 /// An unmount that Podman waits for. Where it leaves, or gets the answer that it is late, the volume is
 /// mounted again.
@@ -65,24 +52,16 @@ fn mount_again_later(volume: &Arc<Volume>) {
     let volume = Arc::clone(volume);
     volume.runtime().clone().spawn(async move {
         let mounted = Arc::clone(&volume);
-        let result = volume.turns.call("mounting it again", LONG, move || mounted.mount_again(ID)).await;
-        let result = result.unwrap_or_else(|late| Err(late.to_string()));
-        if let Err(error) = result {
-            let volume = volume.name.as_str();
-            tracing::error!(volume, error, "Podman believes a volume mounted, which it is not");
+        let result =
+            volume.turns.call("mounting it again", LONG, move || mounted.mount_again(PODMAN_ID)).await;
+        match result.unwrap_or_else(|late| Err(late.to_string())) {
+            Ok(()) => keep_mounted(&volume),
+            Err(error) => {
+                let volume = volume.name.as_str();
+                tracing::error!(volume, error, "Podman believes a volume mounted, which it is not");
+            }
         }
     });
-}
-
-/// How a volume was found that Podman may believe mounted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kept {
-    /// Podman does not.
-    Unused,
-    /// It is.
-    Mounted,
-    /// It is not, and cannot be now.
-    Unmounted,
 }
 
 /// Keeps a volume mounted for as long as Podman believes it to be, unless a task does so already.
@@ -96,7 +75,8 @@ pub(super) fn keep_mounted(volume: &Arc<Volume>) {
         loop {
             wait_for_end(&volume).await;
             let kept = Arc::clone(&volume);
-            let kept = volume.turns.call("mounting it again", LONG, move || kept.mount_if_used(ID)).await;
+            let kept =
+                volume.turns.call("mounting it again", LONG, move || kept.mount_if_used(PODMAN_ID)).await;
             pause = match kept {
                 Ok(Kept::Unused) => return,
                 Ok(Kept::Mounted) => RETRY,

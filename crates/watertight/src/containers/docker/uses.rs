@@ -16,6 +16,14 @@ const IDS_MAX: usize = 4096;
 const USES_MAX: u32 = 1 << 20;
 const VERSION: u32 = 1;
 
+/// The id of all mounts of Podman's: the SHA-256 of `placeholder` and a newline, in every version.
+pub(super) const PODMAN_ID: &str = "2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2";
+
+/// Whether a call by this id is Podman's.
+pub(super) fn is_podman(id: &str) -> bool {
+    id == PODMAN_ID
+}
+
 /// A volume's record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,6 +67,11 @@ impl VolumeRecord {
 
     pub(super) fn is_used_by(&self, id: &str) -> bool {
         self.uses.contains_key(id)
+    }
+
+    /// Whether Podman believes the volume mounted.
+    pub(super) fn is_used_by_podman(&self) -> bool {
+        self.is_used_by(PODMAN_ID)
     }
 
     /// How many uses there are.

@@ -11,10 +11,9 @@ use std::time::Duration;
 use sync::Mutex;
 use tokio::runtime::Handle;
 
-use super::StateDirs;
+use super::dirs::StateDirs;
 use super::options::VolumeOptions;
-use super::podman::{self, Kept, is_podman};
-use super::uses::VolumeRecord;
+use super::uses::{VolumeRecord, is_podman};
 use crate::containers::mounts::{self, Mounted};
 use crate::containers::names::VolumeName;
 use crate::containers::program::{self, Launch};
@@ -78,6 +77,17 @@ pub(super) enum Claim {
     Counted,
     /// It is gone: nothing is to be counted.
     Gone,
+}
+
+/// How a volume was found that an id may have mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// The id has not.
+    Unused,
+    /// It is mounted.
+    Mounted,
+    /// It is not, and cannot be now.
+    Unmounted,
 }
 
 impl Volume {
@@ -179,8 +189,6 @@ impl Volume {
         let counted = self.count(record, id, claim);
         if counted.is_err() && !self.is_used() {
             self.release_later();
-        } else if is_podman(id) {
-            podman::keep_mounted(self);
         }
         counted.map(|()| path)
     }
@@ -439,7 +447,7 @@ impl Volume {
 /// Whether the containers of all that is counted hold the mount, if they still are. What Podman has
 /// counted it knows itself.
 fn is_settled(record: &VolumeRecord) -> bool {
-    record.is_older(SETTLED_MS, now_ms()) && !podman::is_used_by_podman(record)
+    record.is_older(SETTLED_MS, now_ms()) && !record.is_used_by_podman()
 }
 
 /// Whether the mount at `path` is in use by anyone.

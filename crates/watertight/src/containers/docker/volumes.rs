@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use sync::Mutex;
 
-use super::StateDirs;
+use super::dirs::StateDirs;
 use super::podman::{self, Unmounting};
 use super::protocol;
-use super::uses::VolumeRecord;
+use super::uses::{VolumeRecord, is_podman};
 use super::volume::{Claim, LONG, Shared, Volume, no_such};
 use crate::containers::mounts::Mounted;
 use crate::containers::names::VolumeName;
@@ -58,7 +58,7 @@ impl Volumes {
             };
             if is(|record| !record.is_used()) && mountpoints.contains(OsStr::new(name.as_str())) {
                 volume.release_later();
-            } else if is(podman::is_used_by_podman) {
+            } else if is(VolumeRecord::is_used_by_podman) {
                 podman::keep_mounted(&volume);
             } else if is(VolumeRecord::is_used) {
                 volume.release_abandoned_later();
@@ -144,9 +144,13 @@ impl Volumes {
         let volume = self.find(&name)?;
         let mut claimed = Claimed::new(&volume, &id);
         let (claim, mounted) = (Arc::clone(&claimed.claim), Arc::clone(&volume));
+        let is_podman = is_podman(&id);
         let work = move || mounted.mount(&id, &claim);
         let path = volume.turns.call("mounting it", MOUNT, work).await;
         let path = path.unwrap_or_else(|late| Err(late_error(&name, late)))?;
+        if is_podman {
+            podman::keep_mounted(&volume);
+        }
         claimed.is_answered = true;
         Ok(exact(path))
     }
@@ -158,7 +162,9 @@ impl Volumes {
         let work = move || unmounted.unmount(&id);
         match volume.turns.call("unmounting it", UNMOUNT, work).await {
             Ok(result) => {
-                unmounting.map(Unmounting::mark_answered);
+                if let Some(unmounting) = unmounting {
+                    unmounting.mark_answered();
+                }
                 volume.mark_reported();
                 result
             }
