@@ -53,6 +53,8 @@ pub(crate) struct Connection {
     pub(crate) ring: Option<Arc<Ring>>,
     pub(crate) on_destroy: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     pub(crate) destroyed: AtomicBool,
+    /// The kernel has ended it without DESTROY.
+    pub(crate) aborted: AtomicBool,
     pub(crate) resent: Resent,
 }
 
@@ -82,6 +84,7 @@ impl Connection {
             ring: None,
             on_destroy: Mutex::new(None),
             destroyed: AtomicBool::new(false),
+            aborted: AtomicBool::new(false),
             resent: Resent::default(),
         }
     }

@@ -222,7 +222,7 @@ fn request<'a>(
         key: RequestKey { unique: header.unique, pid: header.pid, opcode: header.opcode, policy },
         class: RequestClass {
             volume: volume.tag,
-            quota_exempt: op_class::is_quota_exempt(op),
+            quota_exempt: op_class::has_no_caller(op),
             empty_reply: op_class::has_empty_reply(op),
             in_place,
         },

@@ -236,6 +236,7 @@ impl Session {
             ring: prepared.as_ref().map(|prepared| Arc::clone(prepared.ring())),
             on_destroy: Mutex::new(Some(options.on_destroy)),
             destroyed: AtomicBool::new(false),
+            aborted: AtomicBool::new(false),
             resent: Resent::new(options.recovery),
         };
         let exit_grace = options.exit_grace;
@@ -273,6 +274,7 @@ impl Session {
             ring: None,
             on_destroy: Mutex::new(Some(options.on_destroy)),
             destroyed: AtomicBool::new(false),
+            aborted: AtomicBool::new(false),
             resent: Resent::new(options.recovery),
         };
         let (exit_grace, shared) = (options.exit_grace, Arc::new(shared));
@@ -348,7 +350,13 @@ impl Session {
 
     fn wait(&mut self) -> Ended {
         let (end, mut stuck) = self.shared.pool.wait(self.exit_grace);
-        // A forced unmount has no DESTROY, and waits for the write of the page.
+        // ORDERING: Acquire, pairs with the Release in `Connection::destroy`.
+        let destroyed = self.shared.destroyed.load(Ordering::Acquire);
+        if !destroyed {
+            // A forced unmount has no DESTROY, and waits for the write of the page.
+            // ORDERING: Relaxed: the thread that answers that write checks again soon.
+            self.shared.aborted.store(true, Ordering::Relaxed);
+        }
         self.end_page();
         let until = Instant::now() + self.exit_grace;
         if let Some(ring) = &self.shared.ring {
@@ -357,8 +365,6 @@ impl Session {
             stuck += ring.wait(until);
         }
         stuck += self.shared.sync_all.end(until);
-        // ORDERING: Acquire, pairs with the Release in `Connection::destroy`.
-        let destroyed = self.shared.destroyed.load(Ordering::Acquire);
         let reason = match end {
             _ if destroyed => EndReason::Destroyed,
             ReadEnd::Unmounted => EndReason::Unmounted,

@@ -215,12 +215,6 @@ impl SyncPage {
         self.has_heard.load(Ordering::Relaxed)
     }
 
-    /// Whether no write is a sync any more.
-    pub(crate) fn is_ended(&self) -> bool {
-        // ORDERING: Relaxed: who waits checks again soon.
-        self.is_off.load(Ordering::Relaxed)
-    }
-
     /// The kernel sends SYNCFS, or the end has come: no page is made dirty any more, and writes are
     /// answered at once.
     pub(crate) fn end(&self) {

@@ -73,10 +73,8 @@ impl Volumes for SessionVolumes {
 
 impl SessionVolumes {
     fn is_aborted(&self) -> bool {
-        // ORDERING: Acquire, pairs with the Release in `Connection::destroy`: after DESTROY a run comes to
-        // its end, since everything is written.
-        self.0.page.as_ref().is_some_and(|detector| detector.page.is_ended())
-            && !self.0.destroyed.load(Ordering::Acquire)
+        // ORDERING: Relaxed: the waiting thread checks again soon.
+        self.0.aborted.load(Ordering::Relaxed)
     }
 
     /// How a run went; none if it goes on and the session's own volume stalls, or the connection was

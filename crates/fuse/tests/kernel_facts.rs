@@ -76,7 +76,7 @@ fn requests_carry_the_number_of_the_calling_thread() {
     // A child that another test starts meanwhile has the file, too, until it executes its program.
     assert!(server.of(Opcode::Flush).iter().any(|seen| seen.pid == caller));
     eventually("RELEASE", || !server.of(Opcode::Release).is_empty());
-    assert!([0, caller].contains(&server.of(Opcode::Release)[0].pid), "since Linux 7.3 a number");
+    assert!([0, caller].contains(&server.of(Opcode::Release)[0].pid), "since Linux 7.2 a number");
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn mapped_pages_are_written_as_the_kernels_and_before_flush() {
     common::mapping::change(&path, true);
     let writes = server.of(Opcode::Write);
     assert_eq!(writes.len(), 1);
-    assert!(is_from_cache(&writes[0]), "its number, since Linux 7.3, says nothing");
+    assert!(is_from_cache(&writes[0]), "its number, since Linux 7.2, says nothing");
     let syncs = server.of(Opcode::FSync);
     assert_eq!((syncs.len(), syncs[0].fsync_flags & 1), (1, 1), "msync is WRITE and then FSYNC of the data");
     // Not synced: written before the FLUSH of a close.
@@ -111,7 +111,7 @@ fn kernel_write_back_writes_as_the_kernels() {
     file.sync_all().unwrap();
     let writes = server.of(Opcode::Write);
     assert_eq!(writes.len(), 1);
-    // Since Linux 7.3: of the thread that has it written.
+    // Since Linux 7.2: of the thread that has it written.
     assert!([0, thread_id()].contains(&writes[0].pid));
     assert!(is_from_cache(&writes[0]));
 }

@@ -277,6 +277,13 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     Ok(BucketStore::new(url.to_string(), mounted, runtime))
 }
 
+/// The number of the program that held the volume before this one in its process.
+fn resumed_of(options: &OpenOptions) -> Result<Option<Nonce>> {
+    let Some(handed) = &options.handed else { return Ok(None) };
+    let nonce = handed.holder.clone().and_then(|holder| Nonce::try_from(holder).ok());
+    nonce.map(Some).ok_or_else(|| Error::with(ErrorKind::Invalid, "open", "the state names no holder"))
+}
+
 /// Whether the volume's bucket answers, and this key file is that of the volume; none: that it needs none.
 ///
 /// # Errors
@@ -324,7 +331,7 @@ async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions
         abandon: options.abandon.clone(),
         journal: mark,
         engine_epoch: epoch,
-        is_resumed: options.handed.is_some(),
+        resumed: resumed_of(options)?,
     };
     let is_given_up = options.abandon.as_ref() == Some(&host.name());
     let lasting = bucket.with_patience(Patience::UntilStopped);

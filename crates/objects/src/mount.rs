@@ -323,6 +323,15 @@ impl Mounted {
         self.tree.set_quota(dir, limits).await
     }
 
+    /// What the next program of this process needs.
+    ///
+    /// # Errors
+    /// Those of [`Tree::hand_over`].
+    pub(crate) fn hand_over(&self) -> Result<NumberedState> {
+        let holder = self.held.as_ref().map(|held| held.nonce().to_string());
+        Ok(NumberedState { holder, ..self.tree.hand_over()? })
+    }
+
     /// Whether nothing can be changed.
     pub(crate) const fn is_read_only(&self) -> bool {
         self.engine.is_none()

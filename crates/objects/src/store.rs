@@ -17,6 +17,7 @@ use store::{
 };
 use tokio::runtime::Handle;
 
+use crate::hex;
 use crate::mount::Mounted;
 use crate::node::Pin;
 use crate::quota_attribute::QuotaAttribute;
@@ -35,6 +36,8 @@ const LIST_BATCH: usize = 512;
 const KEPT_MAX: Duration = Duration::from_secs(1);
 /// Batches that an open directory keeps.
 const LIST_BATCHES: usize = 128;
+/// Those of them that the next program of the process gets: one may have been read to its end.
+const HANDED_BATCHES: usize = 2;
 
 /// Waits for a future on this thread, with the runtime's timers and tasks at hand.
 pub(crate) fn wait<F: Future>(runtime: &Handle, future: F) -> F::Output {
@@ -299,7 +302,8 @@ impl Store for BucketStore {
 
     fn hand_over(&self, _kept: &mut Kept, _until: Instant) -> Result<StoreState> {
         let op = "hand the store over";
-        self.changing(op)?.hand_over().map(StoreState::Numbered)
+        self.changing(op)?;
+        self.mounted.hand_over().map(StoreState::Numbered)
     }
 
     fn take_over_dir(
@@ -310,7 +314,7 @@ impl Store for BucketStore {
     ) -> Result<Arc<dyn Dir>> {
         let op = "take over a directory";
         let OpenDirState::Listed(listed) = state else { return Err(Error::new(ErrorKind::Invalid, op)) };
-        let names = Mutex::new(Names::from_bytes(listed)?);
+        let names = Mutex::new(Names::from_text(listed)?);
         let (tree, runtime) = (Arc::clone(&self.tree), self.runtime.clone());
         Ok(Arc::new(BucketDir { pin: tree.pin_used(id.0, op)?, tree, runtime, names }))
     }
@@ -399,25 +403,33 @@ struct Names {
     kept: VecDeque<(usize, NameBatch)>,
 }
 
-/// [`Names`] as bytes: the last name of each batch; of those kept their numbers, their names and
-/// what these name.
+/// [`Names`] to be written down: the last name of each batch; of the newest ones their numbers, their
+/// names and what these name.
 type ListedNames = (Vec<Vec<u8>>, Vec<(usize, Vec<(Vec<u8>, EntryRow)>)>);
 
 impl Names {
-    fn to_bytes(&self) -> Result<Vec<u8>> {
+    /// Of the batches that are kept the newest: a reader that reads on is there. Others are read again.
+    fn to_text(&self) -> Result<String> {
         let bytes = |name: &OsString| name.as_bytes().to_vec();
-        let kept = self
-            .kept
-            .iter()
-            .map(|(number, batch)| (*number, batch.iter().map(|(name, row)| (bytes(name), *row)).collect()));
+        let older = self.kept.len().saturating_sub(HANDED_BATCHES);
+        let kept =
+            self.kept.iter().skip(older).map(|(number, batch)| {
+                (*number, batch.iter().map(|(name, row)| (bytes(name), *row)).collect())
+            });
         let listed: ListedNames = (self.lasts.iter().map(bytes).collect(), kept.collect());
-        postcard::to_allocvec(&listed).map_err(|_| Error::new(ErrorKind::TooBig, "hand a directory over"))
+        let bytes = postcard::to_allocvec(&listed);
+        bytes
+            .map(|bytes| hex::encode(&bytes))
+            .map_err(|_| Error::new(ErrorKind::TooBig, "hand a directory over"))
     }
 
-    fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let listed = postcard::from_bytes(bytes);
-        let (lasts, kept): ListedNames =
-            listed.map_err(|_| Error::new(ErrorKind::Invalid, "take over a directory"))?;
+    fn from_text(text: &str) -> Result<Self> {
+        let invalid = || Error::new(ErrorKind::Invalid, "take over a directory");
+        let mut bytes = vec![0; text.len() / 2];
+        if !hex::decode(text.as_bytes(), &mut bytes) {
+            return Err(invalid());
+        }
+        let (lasts, kept): ListedNames = postcard::from_bytes(&bytes).map_err(|_| invalid())?;
         let lasts = lasts.into_iter().map(OsString::from_vec).collect();
         let batch = |batch: Vec<(Vec<u8>, EntryRow)>| {
             Arc::new(batch.into_iter().map(|(name, row)| (OsString::from_vec(name), row)).collect())
@@ -482,7 +494,7 @@ impl BucketDir {
 
 impl Dir for BucketDir {
     fn hand_over(&self, _kept: &mut Kept) -> Result<OpenDirState> {
-        self.names.lock().to_bytes().map(OpenDirState::Listed)
+        self.names.lock().to_text().map(OpenDirState::Listed)
     }
 
     fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {

@@ -98,6 +98,8 @@ pub enum LastEnd {
     Upgraded,
     /// It was one of another program, and could not serve: this is the program before.
     GivenBack,
+    /// It could not begin to serve, and is tried again.
+    Unready,
 }
 
 /// Slots that are free: those that were given back, and all from `next` on.

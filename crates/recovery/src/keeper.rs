@@ -48,6 +48,11 @@ const STARTS_MAX: u32 = 3;
 const DEATHS_MAX: u32 = 10;
 /// The exit code of a program whose first thread has panicked.
 const PANICKED: i32 = 101;
+/// That of a server that cannot take its mount over, and that another one may follow: the host may lack
+/// something for now.
+pub const CANNOT_YET: i32 = 75;
+/// How often such servers are followed by another one; some three minutes.
+const TRIES_MAX: u32 = 100;
 /// The pause before another one, by how many died at once.
 const PAUSE: Duration = Duration::from_millis(20);
 /// The longest pause before another try to start one: nothing tells when the host has what that needs.
@@ -159,9 +164,21 @@ impl Keeper {
     /// When the first one cannot be started.
     pub fn run(mut self, events: &mut impl Events) -> io::Result<Ended> {
         let (mut servers, mut at_once, mut unserved, mut last) = (0_u32, 0, 0, LastEnd::Killed);
+        let mut tries = 0;
         loop {
             let out_of_memory = sys::out_of_memory_kills();
-            let (mut child, link) = self.start_until(servers, last, events)?;
+            let (mut child, link) = match self.start(servers, last) {
+                Ok(started) => started,
+                Err(error) if self.before.is_some() => {
+                    last = self.give_back(&format!("it cannot be started: {error}"), events);
+                    continue;
+                }
+                Err(error) if self.has_served => {
+                    self.wait_to_retry(&mut tries, &format!("no server can be started: {error}"), events);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             let begun = Instant::now();
             self.serves = false;
             if let Err(error) = self.listen(&link, events) {
@@ -171,13 +188,17 @@ impl Keeper {
             let status = child.wait()?;
             self.server.end();
             servers += 1;
-            if let Some(program) = self.before.take().filter(|_| !self.serves) {
-                events.say(&format!(
-                    "the new program has not come to serve ({status}): the one before goes on"
-                ));
-                (self.program, last) = (program, LastEnd::GivenBack);
+            if self.before.is_some() {
+                last = self.give_back(&status.to_string(), events);
                 continue;
             }
+            let cannot_yet = status.code() == Some(CANNOT_YET) && !self.serves && self.has_served;
+            if cannot_yet && tries < TRIES_MAX {
+                self.wait_to_retry(&mut tries, "a server could not begin to serve; its log says why", events);
+                last = LastEnd::Unready;
+                continue;
+            }
+            tries = 0;
             // A panic of its first thread has the kernel's end of the connection closed as well.
             let died = status
                 .signal()
@@ -186,12 +207,13 @@ impl Keeper {
                 return Ok(Ended::Server(status));
             };
             let is_killed = by == Signal::KILL.as_raw();
-            let has_no_memory = is_killed && sys::out_of_memory_kills() > out_of_memory;
-            if let Some(program) = self.next.take().filter(|_| is_killed && !has_no_memory) {
+            // It has left its place, and ends itself.
+            if let Some(program) = self.next.take().filter(|_| is_killed) {
                 self.before = Some(std::mem::replace(&mut self.program, program));
                 last = LastEnd::Upgraded;
                 continue;
             }
+            let has_no_memory = is_killed && sys::out_of_memory_kills() > out_of_memory;
             last = if is_killed && !has_no_memory { LastEnd::Killed } else { LastEnd::Crashed };
             // Other processes may kill servers as often as they like, once they serve.
             let is_blameless = last == LastEnd::Killed && self.serves;
@@ -213,26 +235,23 @@ impl Keeper {
         }
     }
 
-    /// Starts a server; again and again, where one has served: its mount waits for the next.
-    fn start_until(
-        &self,
-        servers: u32,
-        last: LastEnd,
-        events: &mut impl Events,
-    ) -> io::Result<(Child, OwnedFd)> {
-        let mut pause = PAUSE;
-        loop {
-            match self.start(servers, last) {
-                Err(error) if self.has_served => {
-                    if pause == PAUSE {
-                        events.say(&format!("no server can be started: {error}; it is tried until one can"));
-                    }
-                    thread::sleep(pause);
-                    pause = RETRY_MAX.min(pause * 2);
-                }
-                started => return started,
-            }
+    /// The new program does not come to serve: the one before is started again.
+    fn give_back(&mut self, why: &str, events: &mut impl Events) -> LastEnd {
+        events.say(&format!("the new program has not come to serve ({why}): the one before goes on"));
+        if let Some(program) = self.before.take() {
+            self.program = program;
         }
+        self.next = None;
+        LastEnd::GivenBack
+    }
+
+    /// Waits before another try to start a server, which is reported once: a mount that was served waits.
+    fn wait_to_retry(&self, tries: &mut u32, why: &str, events: &mut impl Events) {
+        if *tries == 0 {
+            events.say(&format!("{why}; it is tried again"));
+        }
+        thread::sleep(RETRY_MAX.min(PAUSE * 2_u32.saturating_pow(*tries)));
+        *tries = tries.saturating_add(1);
     }
 
     fn start(&self, servers: u32, last: LastEnd) -> io::Result<(Child, OwnedFd)> {
@@ -247,6 +266,7 @@ impl Keeper {
                 LastEnd::Crashed => "crashed",
                 LastEnd::Upgraded => "upgraded",
                 LastEnd::GivenBack => "given-back",
+                LastEnd::Unready => "unready",
             };
             argument.push(format!("{servers},{how}"));
             passed.extend(self.state.iter().map(Arc::clone).zip(NUMBERS));
@@ -279,13 +299,17 @@ impl Keeper {
 
     /// Reads what a server says, until its end.
     fn listen(&mut self, link: &OwnedFd, events: &mut impl Events) -> io::Result<()> {
+        // Of a server that does not come to serve, the state is not the mount's.
+        let mut given = None;
         while let Some(message) = link::receive(link)? {
             match message {
                 Message::State(state) if state.len() == NUMBERS.len() => {
-                    self.state = state.into_iter().map(Arc::new).collect();
+                    let state = state.into_iter().map(Arc::new).collect();
+                    if self.serves { self.state = state } else { given = Some(state) }
                 }
                 Message::State(_) => {}
-                Message::Ready(output, lines) if !self.state.is_empty() => {
+                Message::Ready(output, lines) if given.is_some() || !self.state.is_empty() => {
+                    self.state = given.take().unwrap_or_else(|| std::mem::take(&mut self.state));
                     self.serves = true;
                     self.before = None;
                     self.server.serves();

@@ -24,6 +24,9 @@ pub struct NumberedState {
     pub references: Vec<(ObjectId, u64)>,
     /// Files that were made without a name, and may still get their first.
     pub tmpfiles: Vec<ObjectId>,
+    /// How the medium names its holder, if it does: it is the program's still if it has that.
+    #[serde(default)]
+    pub holder: Option<String>,
 }
 
 /// An open directory, written down.
@@ -32,8 +35,8 @@ pub struct NumberedState {
 pub enum OpenDirState {
     /// The descriptor of its opening.
     Fd(RawFd),
-    /// What was listed so far, as its store knows it.
-    Listed(Vec<u8>),
+    /// What was listed so far, as its store writes it.
+    Listed(String),
 }
 
 impl StoreState {

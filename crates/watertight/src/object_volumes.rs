@@ -112,7 +112,7 @@ pub(crate) fn open(
     objects::open(url, &objects::OpenOptions { read_only, ..open_options(options, mountpoint) })
 }
 
-/// Opens the volume as the program before in this process has left it: see [`can_be_handed_over`].
+/// Opens the volume as the program before in this process has left it: see [`check_reopening`].
 ///
 /// # Errors
 /// Those of the store.
@@ -125,7 +125,8 @@ pub(crate) fn resume(
 ) -> store::Result<Arc<dyn Store>> {
     let options = open_options(options, mountpoint);
     // Nobody's journal is given up twice.
-    objects::open(url, &objects::OpenOptions { handed: Some(handed.clone()), abandon: None, ..options })
+    let handed = Some(handed.clone());
+    objects::open(url, &objects::OpenOptions { handed, takeover: false, abandon: None, ..options })
 }
 
 /// Fails: this program is built without.
@@ -150,7 +151,7 @@ pub(crate) fn may_answer_later(error: &Error) -> bool {
 ///
 /// # Errors
 /// Why not, in words.
-pub(crate) fn can_be_handed_over(url: &str, options: &ObjectOptions) -> std::result::Result<(), String> {
+pub(crate) fn check_reopening(url: &str, options: &ObjectOptions) -> std::result::Result<(), String> {
     if is_memory(url) {
         return Err("it is in the memory of this program".to_owned());
     }

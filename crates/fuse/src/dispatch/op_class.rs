@@ -19,9 +19,10 @@ pub(super) fn is_collected(arg: &WriteIn) -> bool {
     WriteInFlags::from_bits_retain(arg.write_flags).contains(WriteInFlags::CACHE)
 }
 
-/// Whether the kernel makes this request on its own: to no process's cgroup does it count, and no
-/// process's end ends it. Linux 7.3 and newer name the thread that it happens to be made in: one that
-/// syncs data of others, or that ends.
+/// Whether the kernel makes this request on its own: it counts for no process's cgroup, and no process's
+/// end ends it. It is not refused because a store does not answer either, since something would be
+/// lost; the kernel itself limits how many of these it makes. Newer kernels (7.2) name the thread that
+/// such a request happens to be made in: one that syncs data of others, or that ends.
 pub(super) fn has_no_caller(op: &Op<'_>) -> bool {
     match op {
         Op::Release(_) | Op::ReleaseDir(_) => true,
@@ -38,13 +39,6 @@ pub(super) fn writes(flags: u32) -> bool {
 /// Whether a file gets another length.
 pub(super) fn resizes(arg: &SetAttrIn) -> bool {
     SetAttrValid::from_bits_retain(arg.valid).contains(SetAttrValid::SIZE)
-}
-
-/// Requests that are not refused because a store does not answer: those that no process waits for,
-/// and whose failure would lose something. The kernel itself limits how many it writes of the data
-/// that it has kept.
-pub(super) fn is_quota_exempt(op: &Op<'_>) -> bool {
-    has_no_caller(op)
 }
 
 /// Requests whose answers carry no information: the kernel only counts them.

@@ -90,8 +90,12 @@ pub(super) fn backing_device((major, minor): (u32, u32), path: &Path) -> Option<
     if major != LOOP_MAJOR {
         return None;
     }
-    let open =
-        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()).ok()?;
+    let open = rustix::fs::open(
+        path,
+        OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK,
+        Mode::empty(),
+    )
+    .ok()?;
     if rustix::fs::fstat(&open).ok()?.st_rdev != rustix::fs::makedev(major, minor) {
         return None;
     }

@@ -355,4 +355,6 @@ fn a_lease_that_is_not_asked_well_is_caught() {
     assert_caught(test, &["lease-nonce-not-read-back"], "it holds the volume");
     let test = "lease::schedules::a_journal_is_given_up_by_name_only";
     assert_caught(test, &["takeover-ignores-the-journal"], "a journal is given up without its name");
+    let test = "lease::tests::takers::the_next_program_of_a_process_has_its_lease_and_no_other";
+    assert_caught(test, &["lease-resumed-of-others"], "taken over meanwhile");
 }

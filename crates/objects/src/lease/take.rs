@@ -39,8 +39,8 @@ pub struct Request {
     /// The engine's epoch that the caller saw. The lease repeats it, and does not know what it
     /// means.
     pub engine_epoch: u64,
-    /// The lease is this process's, by the program before this one.
-    pub is_resumed: bool,
+    /// The lease is this process's, by the program before this one, which had this number.
+    pub resumed: Option<Nonce>,
 }
 
 #[derive(Debug)]
@@ -92,11 +92,18 @@ pub(super) async fn take(
 impl Taker<'_> {
     /// Takes the lease, or refuses, or finds that another process was first.
     async fn round(&mut self, seen: Seen) -> Result<Swapped> {
-        let Some(holder) = &seen.info.holder else { return self.swap(&seen, How::Free).await };
-        let is_given_up = holder.process == self.host.process() && !is_live(seen.info.nonce);
-        if is_given_up && self.request.is_resumed {
-            return self.swap(&seen, How::Dead).await;
+        let is_given_up =
+            |holder: &Holder| holder.process == self.host.process() && !is_live(seen.info.nonce);
+        if let Some(nonce) = self.request.resumed {
+            // That program's, or a later one's that has given the volume back.
+            let is_ours = seen.info.holder.as_ref().is_some_and(is_given_up);
+            if is_ours || seen.info.nonce == nonce && seen.info.state == State::Held {
+                return self.swap(&seen, How::Dead).await;
+            }
+            return Err(self.refusal(&seen.info, "it was taken from this process, whose program is replaced"));
         }
+        let Some(holder) = &seen.info.holder else { return self.swap(&seen, How::Free).await };
+        let is_given_up = is_given_up(holder);
         if is_given_up || self.host.has_ended(&holder.process) {
             tracing::warn!("{holder} has ended without a release: the volume is taken over at once");
             return self.swap(&seen, How::Dead).await;

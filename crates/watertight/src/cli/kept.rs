@@ -31,6 +31,7 @@ impl FromStr for Kept {
             Some("killed") => LastEnd::Killed,
             Some("upgraded") => LastEnd::Upgraded,
             Some("given-back") => LastEnd::GivenBack,
+            Some("unready") => LastEnd::Unready,
             _ => return Err(wrong()),
         };
         let held = parts

@@ -114,7 +114,8 @@ pub fn detach(mount: &Mount) -> Result<()> {
 pub fn force(mount: &Mount) -> Result<()> {
     let mut flags = UnmountFlags::DETACH;
     if let Err(error) = mount.abort() {
-        tracing::debug!(path = %mount.mountpoint.shown(), %error, "cannot abort the connection through its control file");
+        let path = mount.mountpoint.shown();
+        tracing::debug!(%path, %error, "cannot abort the connection through its control file");
         flags |= UnmountFlags::FORCE;
     }
     attempt(mount, flags).map(drop)

@@ -278,7 +278,7 @@ impl Entry {
 /// The maker of the request.
 fn caller(header: &InHeader) -> Client {
     match (header.pid, Opcode::from_number(header.opcode)) {
-        // Linux 7.3 and newer name a thread there, too.
+        // Linux 7.2 and newer name a thread there, too.
         (_, Some(Opcode::Release | Opcode::ReleaseDir)) => Client::Kernel,
         (0, _) => Client::Unknown,
         (tid, _) => Client::Thread(tid),

@@ -57,10 +57,12 @@ struct Told<'a> {
 
 impl Events for Told<'_> {
     fn ready(&mut self, output: Vec<OwnedFd>, lines: &str) {
+        if !self.in_background {
+            return;
+        }
+        lines.lines().for_each(|line| console().print(line));
         // The server has let go of the caller's terminal and directory.
-        let [out, err] = output.as_slice() else { return };
-        if self.in_background {
-            lines.lines().for_each(|line| console().print(line));
+        if let [out, err] = output.as_slice() {
             let moved = rustix::stdio::dup2_stdout(out).and_then(|()| rustix::stdio::dup2_stderr(err));
             if let Err(error) = moved.map_err(Into::into).and_then(|()| std::env::set_current_dir("/")) {
                 tracing::warn!(volume = self.volume, %error, "cannot let go of the caller's terminal");

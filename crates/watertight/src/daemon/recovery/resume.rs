@@ -1,12 +1,13 @@
 //! The server that goes on with a mount whose server has died.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd, RawFd};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use handover::Incoming;
 use recovery::{Journal, LastEnd, Link, NodeKey, Recovery, keeper};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use store::{DirStore, StoreState};
 
@@ -49,6 +50,18 @@ fn add_objects(state: &mut State, journal: &Journal, kept: &Kept, medium: &Owned
     }
 }
 
+/// Whether the kernel's connection has ended.
+fn is_aborted(incoming: &Incoming, device: RawFd) -> bool {
+    let Ok(device) = incoming.take(device) else { return true };
+    let mut fds = [PollFd::new(&device, PollFlags::empty())];
+    let polled = poll(&mut fds, Some(&Timespec::default()));
+    polled.is_err() || fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+}
+
+/// What a server ends with that cannot take the mount over, and that another one may follow.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "75")]
+const CANNOT_YET: u8 = keeper::CANNOT_YET as u8;
+
 /// Takes the mount over, and serves it until it is unmounted.
 ///
 /// # Errors
@@ -76,13 +89,24 @@ pub(crate) fn run(args: &MountArgs, kept: &Kept) -> Result<ExitCode> {
     notify::through(&recovery);
     let options = MountOptions::parse(&args.options)?;
     let (reason, upgraded) = match kept.last {
-        LastEnd::Killed | LastEnd::Crashed => (None, false),
+        LastEnd::Killed | LastEnd::Crashed | LastEnd::Unready => (None, false),
         LastEnd::Upgraded => (None, true),
         LastEnd::GivenBack => (Some("it ended before it served; its log says why"), false),
     };
     let follower = Follower { recovery: &recovery, upgraded };
     let resumed = resume::resume(&options, &state, &incoming, reason, Some(follower));
-    let (mut up, directory) = resumed.inspect_err(|_| drop(recovery.link.end()))?;
+    let (mut up, directory) = match resumed {
+        Ok(resumed) => resumed,
+        // Nobody can: a forced unmount has ended it.
+        Err(problem) if is_aborted(&incoming, state.session.device) => {
+            let _keeper_is_gone = recovery.link.end();
+            return Err(problem);
+        }
+        Err(problem) => {
+            tracing::error!("the mount of the server before cannot be taken over: {problem}");
+            return Ok(ExitCode::from(CANNOT_YET));
+        }
+    };
     incoming.commit();
     up.registration.settle();
     if let Some(directory) = directory {
@@ -99,7 +123,7 @@ pub(crate) fn run(args: &MountArgs, kept: &Kept) -> Result<ExitCode> {
         LastEnd::GivenBack => {
             tracing::error!(volume, nodes, opens, "the new program could not take over, this one goes on");
         }
-        LastEnd::Killed | LastEnd::Crashed => {
+        LastEnd::Killed | LastEnd::Crashed | LastEnd::Unready => {
             let deaths = recovery.journal.deaths();
             tracing::warn!(volume, deaths, nodes, opens, "this server has taken over from one that died");
         }

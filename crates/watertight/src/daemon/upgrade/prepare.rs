@@ -36,7 +36,7 @@ pub(crate) fn request(
     can_be_handed_over(mounted)?;
     if object_volumes::looks_like(&mounted.info.source) {
         let options = check::options_of(&upgrader.arguments)?;
-        object_volumes::can_be_handed_over(&mounted.info.source, &options.objects)
+        object_volumes::check_reopening(&mounted.info.source, &options.objects)
             .map_err(|why| format!("another program could not open {}: {why}", mounted.info.source))?;
     }
     let file = program::open(Path::new(&request.program))?;

@@ -12,13 +12,13 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 use cgroups::Hierarchy;
 use handover::Incoming;
 use recovery::Recovery;
-use store::{DirOptions, DirStore, Store, StoreState};
+use store::{DirOptions, DirStore, NumberedState, Store, StoreState};
 use volume::{Reopening, Tenants, Volume};
 
 use super::state::{State, now_ns};
@@ -36,7 +36,7 @@ use crate::daemon::recovery::serve;
 use crate::daemon::store::volume_options;
 use crate::daemon::supervisor::Supervisor;
 use crate::daemon::volume_info::VolumeInfo;
-use crate::host::{mount_agent, notify, privileges, signals, utab};
+use crate::host::{mount_agent, notify, privileges, signals, spawn_for_result, utab};
 use crate::object_volumes;
 use crate::registry::RuntimeDir;
 use crate::term::problem::{Problem, Result};
@@ -46,6 +46,10 @@ use crate::term::shown::{exact, in_one_line};
 const BACKLOG: i32 = 128;
 /// The pause before a bucket that does not answer is asked again.
 const ASKED_AGAIN: Duration = Duration::from_secs(1);
+/// How long a new program waits for a bucket; the one before it waits without end.
+const OPEN_MAX: Duration = Duration::from_secs(60);
+/// How often the watchdog is answered meanwhile, at least.
+const LOOK: Duration = Duration::from_secs(1);
 /// The most of a reason that is read.
 const REASON_BYTES: u64 = 4096;
 
@@ -280,18 +284,54 @@ fn take_store(
             let (store, files) = DirStore::take_over(Path::new(path), dir_options, dir, incoming)?;
             Ok(TakenStore { store: Arc::clone(&store) as _, files, directory: Some(store) })
         }
-        StoreState::Numbered(numbered) => loop {
-            let mountpoint = &state.mounted.mountpoint;
-            let opened = object_volumes::resume(spec, &options.objects, mountpoint, numbered);
-            match opened {
-                Ok(store) => return Ok(TakenStore { store, files: Vec::new(), directory: None }),
-                Err(error) if is_last && object_volumes::may_answer_later(&error) => {
-                    tracing::error!(%error, "the volume's bucket does not answer: it is asked again");
-                    notify::alive();
-                    std::thread::sleep(ASKED_AGAIN);
+        StoreState::Numbered(numbered) => {
+            let store = open_again(options, state, numbered, is_last)?;
+            Ok(TakenStore { store, files: Vec::new(), directory: None })
+        }
+    }
+}
+
+/// Opens a volume on object storage again. The service manager's watchdog is answered meanwhile.
+fn open_again(
+    options: &MountOptions,
+    state: &State,
+    numbered: &NumberedState,
+    is_last: bool,
+) -> store::Result<Arc<dyn Store>> {
+    let mut is_told = false;
+    loop {
+        let (spec, objects) = (state.source.clone(), options.objects.clone());
+        let (mountpoint, numbered) = (state.mounted.mountpoint.clone(), numbered.clone());
+        let open = move || object_volumes::resume(&spec, &objects, &mountpoint, &numbered);
+        let failed =
+            |error: std::io::Error| store::Error::with(store::ErrorKind::NoMemory, "open", error.to_string());
+        let opened = spawn_for_result("open-again", open).map_err(failed)?;
+        let begun = Instant::now();
+        let error = loop {
+            notify::alive();
+            match opened.recv_timeout(LOOK) {
+                Ok(Ok(store)) => return Ok(store),
+                Ok(Err(error)) => break error,
+                // The program before asks again, and finds what this one has begun.
+                Err(_) if !is_last && begun.elapsed() >= OPEN_MAX => {
+                    return Err(store::Error::with(
+                        store::ErrorKind::TimedOut,
+                        "open",
+                        "the bucket does not answer",
+                    ));
                 }
-                Err(error) => return Err(error),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(store::Error::new(store::ErrorKind::Io, "open"));
+                }
             }
-        },
+        };
+        if !is_last || !object_volumes::may_answer_later(&error) {
+            return Err(error);
+        }
+        if !std::mem::replace(&mut is_told, true) {
+            tracing::error!(%error, "the volume cannot be opened again: it is tried until it can");
+        }
+        std::thread::sleep(ASKED_AGAIN);
     }
 }

@@ -16,7 +16,8 @@ use volume::VolumeHandover;
 use crate::control::volume_id::VolumeId;
 use crate::host::mountinfo::Mount;
 
-/// The format that this program writes.
+/// The format that this program writes. It stands for all that one program leaves to the next: a change
+/// of the journal, or of what a keeper and its server say to each other, is another format, too.
 pub(crate) const VERSION: u32 = 2;
 /// The formats that it reads.
 pub(crate) const READS: std::ops::RangeInclusive<u32> = 1..=VERSION;
@@ -102,12 +103,15 @@ mod tests {
 
     #[test]
     fn a_store_and_an_open_directory_are_read_as_what_they_were() {
-        let numbered = NumberedState { references: vec![(ObjectId(7), 2)], tmpfiles: vec![ObjectId(9)] };
+        let numbered =
+            NumberedState { references: vec![(ObjectId(7), 2)], tmpfiles: vec![ObjectId(9)], holder: None };
         for state in [StoreState::Dir(DirState::of_lock(3)), StoreState::Numbered(numbered)] {
             let text = serde_json::to_string(&state).unwrap();
             assert_eq!(serde_json::from_str::<StoreState>(&text).unwrap(), state, "{text}");
         }
-        for state in [OpenDirState::Fd(3), OpenDirState::Listed(vec![3]), OpenDirState::Listed(Vec::new())] {
+        for state in
+            [OpenDirState::Fd(3), OpenDirState::Listed("3".to_owned()), OpenDirState::Listed(String::new())]
+        {
             let text = serde_json::to_string(&state).unwrap();
             assert_eq!(serde_json::from_str::<OpenDirState>(&text).unwrap(), state, "{text}");
         }

@@ -41,7 +41,7 @@ fn what_was_open_is_open_still_and_what_has_no_name_is_gone_afterwards() {
     let daemon = world.mount("uring=off,dirty_after=1h");
     is_open_still(&world.rig);
     // A file without a name gets its first one.
-    let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR;
+    let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
     let made = rustix::fs::open(&world.rig.mnt, flags, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
     let mut made = File::from(made.unwrap());
     made.write_all(b"made").unwrap();
