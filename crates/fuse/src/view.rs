@@ -56,6 +56,12 @@ impl TreeHandle {
         self.shared.tree.release(&self.view);
     }
 
+    /// Whether the mountpoint's own volume is known to stall: a path below it cannot be looked up then.
+    #[must_use]
+    pub fn is_stalled(&self) -> bool {
+        self.shared.tree.root().volume.is_known_to_stall()
+    }
+
     /// Whether a clone has ended, and with it what was attached there and nowhere else. The first
     /// namespace ends with its session, which reports that itself.
     #[must_use]

@@ -511,6 +511,6 @@ async fn lost(mounted: Arc<Mounted>, held: Arc<Held>) {
 }
 
 #[cfg(test)]
-mod handed_over;
+mod schedules;
 #[cfg(test)]
 mod tests;

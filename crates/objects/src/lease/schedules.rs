@@ -343,6 +343,32 @@ fn a_journal_is_given_up_by_name_only() {
     });
 }
 
+/// The next program of a process goes on with the lease of the one before; not with one that another
+/// process has taken meanwhile, be it released again.
+#[test]
+fn the_next_program_of_a_process_has_its_lease_and_no_other() {
+    run(async {
+        let world = World::new().await;
+        let (process, held) = world.held().await;
+        let resumed = |held: &Held| Request { resumed: Some(held.nonce()), ..process.request() };
+        let next = world.take(&resumed(&held), &process).await.unwrap();
+        assert!(next.epoch() > held.epoch());
+        // It could not serve: the program before finds it given up.
+        next.give_up();
+        let held = world.take(&resumed(&held), &process).await.unwrap();
+        let other = world.beta.start();
+        let taken = world.take(&other.takeover(), &other).await.unwrap();
+        let refused = "taken over meanwhile";
+        for is_released in [false, true] {
+            if is_released {
+                taken.release().await.unwrap();
+            }
+            let error = world.take(&resumed(&held), &process).await.map(drop).expect_err(refused);
+            assert_words(&error, ErrorKind::Busy, &["it was taken from this process"]);
+        }
+    });
+}
+
 #[cfg(shuttle)]
 #[test]
 fn a_lease_that_is_not_asked_well_is_caught() {
@@ -355,6 +381,6 @@ fn a_lease_that_is_not_asked_well_is_caught() {
     assert_caught(test, &["lease-nonce-not-read-back"], "it holds the volume");
     let test = "lease::schedules::a_journal_is_given_up_by_name_only";
     assert_caught(test, &["takeover-ignores-the-journal"], "a journal is given up without its name");
-    let test = "lease::tests::takers::the_next_program_of_a_process_has_its_lease_and_no_other";
+    let test = "lease::schedules::the_next_program_of_a_process_has_its_lease_and_no_other";
     assert_caught(test, &["lease-resumed-of-others"], "taken over meanwhile");
 }

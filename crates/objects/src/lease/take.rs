@@ -96,8 +96,9 @@ impl Taker<'_> {
             |holder: &Holder| holder.process == self.host.process() && !is_live(seen.info.nonce);
         if let Some(nonce) = self.request.resumed {
             // That program's, or a later one's that has given the volume back.
-            let is_ours = seen.info.holder.as_ref().is_some_and(is_given_up);
-            if is_ours || seen.info.nonce == nonce && seen.info.state == State::Held {
+            let is_given_back = seen.info.holder.as_ref().is_some_and(is_given_up);
+            let is_that_ones = (seen.info.nonce, seen.info.state) == (nonce, State::Held);
+            if is_given_back || is_that_ones || is_on("lease-resumed-of-others") {
                 return self.swap(&seen, How::Dead).await;
             }
             return Err(self.refusal(&seen.info, "it was taken from this process, whose program is replaced"));

@@ -141,6 +141,27 @@ fn a_stalled_one_is_named_and_forced_away_beside_others_that_go_on() {
     assert!(world.daemon.end().is_some());
 }
 
+/// A store that is slow, and not known to stall, is waited for: the volume that was at the path before
+/// a rename is not the one that is meant.
+#[test]
+fn force_takes_no_volume_that_was_at_the_path_before() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount_faulty("lookup:delay=100ms", "");
+    let (other, old) = (rig.root.join("other"), rig.mnt.join("above/here"));
+    fs::create_dir(&other).unwrap();
+    fs::create_dir_all(&old).unwrap();
+    rig.run(&["attach", other.to_str().unwrap(), old.to_str().unwrap()]).ok();
+    fs::rename(rig.mnt.join("above"), rig.mnt.join("renamed")).unwrap();
+    let file = rig.mnt.join("renamed/here/file");
+    fs::write(&file, "x").unwrap();
+    fs::create_dir_all(&old).unwrap();
+    rig.run(&["detach", "--force", old.to_str().unwrap()]).ends(1, "nothing is attached");
+    assert_eq!(fs::read(file).unwrap(), b"x");
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+    assert_eq!(fs::read(other.join("file")).unwrap(), b"x");
+}
+
 #[test]
 fn an_attached_volume_says_so_and_where_it_is_after_a_rename_above_it() {
     let Some(world) = World::new("") else { return };

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::lease::double::{Fault, run};
 use crate::lease::world::{SECOND, World, assert_words, keep};
-use crate::lease::{Held, How, Lease, Nonce, Request, State, Took};
+use crate::lease::{How, Lease, Nonce, Request, State, Took};
 
 #[test]
 fn a_free_volume_is_taken_with_two_requests() {
@@ -45,32 +45,6 @@ fn a_refusal_names_the_holder_and_says_what_to_do() {
         let error = world.take(&other.request(), &other).await.unwrap_err();
         assert_words(&error, ErrorKind::Busy, &["since 2027-01-15 18:00 UTC", "process 2"]);
         assert!(!error.to_string().contains("ago"), "{error}");
-    });
-}
-
-/// The next program of a process goes on with the lease of the one before; not with one that another
-/// process has taken meanwhile, be it released again.
-#[test]
-fn the_next_program_of_a_process_has_its_lease_and_no_other() {
-    run(async {
-        let world = World::new().await;
-        let (process, held) = world.held().await;
-        let resumed = |held: &Held| Request { resumed: Some(held.nonce()), ..process.request() };
-        let next = world.take(&resumed(&held), &process).await.unwrap();
-        assert!(next.epoch() > held.epoch());
-        // It could not serve: the program before finds it given up.
-        next.give_up();
-        let held = world.take(&resumed(&held), &process).await.unwrap();
-        let other = world.beta.start();
-        let taken = world.take(&other.takeover(), &other).await.unwrap();
-        let refused = "taken over meanwhile";
-        for is_released in [false, true] {
-            if is_released {
-                taken.release().await.unwrap();
-            }
-            let error = world.take(&resumed(&held), &process).await.map(drop).expect_err(refused);
-            assert_words(&error, ErrorKind::Busy, &["it was taken from this process"]);
-        }
     });
 }
 

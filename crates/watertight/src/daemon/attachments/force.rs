@@ -78,7 +78,8 @@ impl Attachments {
     }
 
     /// The volume that is attached uppermost at a path; where a store on the way hangs, the one
-    /// that was seen there last. Also one that no path leads to any more, and that has not ended:
+    /// that was seen there last. That one may have been renamed since: unless a store is known to stall,
+    /// the path is looked up for as long as a volume may take to end. Also one that no path leads to any more, and that has not ended:
     /// its detach waits for its store, or open files keep it. With it the place that was found,
     /// which may be a directory's that is seen twice.
     pub(super) fn at_for_force(
@@ -92,7 +93,12 @@ impl Attachments {
         let known = || self.list.lock().known_at(&mountpoint.join(path));
         let found = match found.recv_timeout(CALLS) {
             Ok(found) => Ok(found),
-            Err(_) if known().is_some_and(|one| one.is_seen()) => return Ok((known(), None)),
+            Err(_)
+                if (mountpoint.tree.is_stalled() || self.is_any_stalled())
+                    && known().is_some_and(|one| one.is_seen()) =>
+            {
+                return Ok((known(), None));
+            }
             Err(_) => found.recv_timeout(GIVE_UP),
         };
         let hangs = found.is_err();

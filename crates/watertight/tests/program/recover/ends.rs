@@ -61,7 +61,10 @@ fn an_unmount_whose_server_dies_is_ended_by_the_next() {
         // A server that has answered the unmount may die before its own end: no next one is needed.
         let ended = it.keeper.end();
         assert!(matches!(ended, Some(0 | 137)), "step {step}: {ended:?}: {}", it.keeper.stderr());
-        it.rig.is_quiet();
+        // Nor has it said then how it ended.
+        if ended == Some(0) {
+            it.rig.is_quiet();
+        }
     }
 }
 

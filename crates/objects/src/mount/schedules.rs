@@ -1,7 +1,7 @@
 //! A volume that goes on in the next program of its process, and the mutants that a test catches.
 //!
 //! `RUSTC_WORKSPACE_WRAPPER=$PWD/tests/with-shuttle cargo test -p watertight-objects --lib
-//! handed_over`
+//! mount::schedules`
 
 use object_store::memory::InMemory;
 use store::{Name, ObjectId};
@@ -66,7 +66,7 @@ async fn what_is_not_durable_is_not_handed_over() {
 #[test]
 fn a_program_that_reaps_what_is_in_use_is_caught() {
     use sync::mutant::assert_caught;
-    let test = "mount::handed_over::a_file_without_a_name_goes_on_as_long_as_it_is_referred_to";
+    let test = "mount::schedules::a_file_without_a_name_goes_on_as_long_as_it_is_referred_to";
     assert_caught(test, &["handed-over-and-reaped"], "Stale");
     assert_caught(test, &["handed-over-without-references"], "the reference is lost");
 }
