@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use volume::events::Events;
 use watertight::control::api::{
     AttachReply, AttachRequest, DetachReply, DetachRequest, Ended, LimitRequest, Limits, MoveReply,
-    MoveRequest, State, Status, Synced, UmountReply, UmountRequest, Unwritten,
+    MoveRequest, State, Stats, Status, Synced, UmountReply, UmountRequest, UnderWay, Unwritten,
 };
 use watertight::control::server::Server;
 use watertight::control::service::Service;
@@ -30,6 +30,14 @@ struct Volume {
 impl Service for Volume {
     fn status(&self) -> Status {
         Status::default()
+    }
+
+    fn stats(&self) -> Stats {
+        Stats::default()
+    }
+
+    fn under_way(&self) -> UnderWay {
+        UnderWay::default()
     }
 
     fn limits(&self) -> Limits {
