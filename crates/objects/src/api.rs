@@ -7,6 +7,7 @@
 mod snapshots;
 mod volumes;
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
@@ -79,6 +80,8 @@ pub struct OpenOptions {
     pub journal: Option<JournalOptions>,
     /// What the program before this one in its process had in use: the volume is that process's still.
     pub handed: Option<NumberedState>,
+    /// The lock of the journal, if it is this process's already, by another one that has died.
+    pub journal_lock: Option<Arc<OwnedFd>>,
 }
 
 /// How to make a volume.
@@ -319,7 +322,9 @@ async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions
         return Err(older_metadata(bucket, &why));
     }
     let journal = match &options.journal {
-        Some(journal) => Some(Arc::new(MountJournal::open(journal, format.uuid).await?)),
+        Some(journal) => {
+            Some(Arc::new(MountJournal::open(journal, format.uuid, options.journal_lock.clone()).await?))
+        }
         None => None,
     };
     let mark = options.journal.as_ref().zip(journal.as_ref()).map(|(options, journal)| {

@@ -27,6 +27,8 @@ use crate::turns::Turn;
 
 /// Data of a round that is not more than this goes into the log.
 const SMALL_BYTES_MAX: usize = 256 << 10;
+/// The same where each write is a round: what one write has at most.
+const ACCEPTED_BYTES_MAX: usize = 1 << 20;
 /// Data of one file that is taken to the bucket without being asked for.
 const ROUND_BYTES: u64 = EXTENT_BYTES_MAX as u64;
 /// Writes to one file after which that is done, so that its rows fit into a batch.
@@ -43,6 +45,20 @@ pub(crate) fn end_of(offset: u64, len: u64, op: &'static str) -> Result<u64> {
 }
 
 impl Tree {
+    /// Writes data, which outlives this process when this returns, if that was asked for.
+    pub(crate) async fn accept_write(
+        self: &Arc<Self>,
+        pin: &Pin,
+        bufs: &[IoSlice<'_>],
+        offset: u64,
+    ) -> Result<()> {
+        let write = async {
+            self.write_at(pin, bufs, offset).await?;
+            if self.accepts_on_host() { self.settled(pin).await } else { Ok(()) }
+        };
+        self.accept(write).await
+    }
+
     pub(crate) async fn write_at(
         self: &Arc<Self>,
         pin: &Pin,
@@ -210,7 +226,9 @@ impl Tree {
         // Until the rows are written nobody else knows of its data.
         let _under_way = self.work.begin();
         let len: usize = round.pieces.iter().map(|(_, data)| data.len()).sum();
-        let stored = if len > SMALL_BYTES_MAX {
+        // A round of each write would make a segment of each: the log gathers them.
+        let small_max = if self.accepts_on_host() { ACCEPTED_BYTES_MAX } else { SMALL_BYTES_MAX };
+        let stored = if len > small_max {
             // Its data is in memory twice until it is encoded, and then encoded until it is there.
             // The turn ends before the wait for an earlier round, which may need one.
             let turn = self.turn(pin, &round, is_awaited).await;

@@ -129,6 +129,12 @@ pub(crate) trait Engine: Send + Sync + fmt::Debug + 'static {
         self.commit().await
     }
 
+    /// Has all changes outlive this process whose [`write`](Self::write) has ended: in the journal's
+    /// files if it takes them, and durable where it does not.
+    async fn accept_on_host(&self) -> Result<()> {
+        self.commit().await
+    }
+
     /// Puts everything into tables, so that the next opening has nothing to replay, and ends.
     async fn close(&self) -> Result<()>;
 

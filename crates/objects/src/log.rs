@@ -52,6 +52,7 @@ use crate::bucket::{Bucket, Condition};
 use crate::codec::Codec;
 use crate::engine::BATCH_BYTES_MAX;
 use crate::journal::Journal;
+use crate::journal::setup::Targets;
 use crate::object_names::log_name;
 use crate::parents::Parents;
 use crate::turns::Turns;
@@ -86,7 +87,7 @@ pub(crate) struct CommitLog {
     changed: Notify,
     /// Something comes into the open object, which was empty.
     opened: Notify,
-    journal: OnceLock<Arc<Journal>>,
+    journal: OnceLock<(Arc<Journal>, Targets)>,
     /// A caller waits for the journal.
     journal_wanted: Notify,
     /// What writes the journal.
@@ -301,11 +302,11 @@ impl CommitLog {
     }
 
     /// Waits until `look` finds something; it looks again whenever something has changed.
-    async fn wait_until<T>(&self, look: impl Fn(&State) -> Option<T>) -> T {
+    async fn wait_until<T>(&self, look: impl Fn(&mut State) -> Option<T>) -> T {
         loop {
             // Before the look, so that no change is missed after it.
             let changed = self.changed.notified();
-            let found = look(&self.state.lock());
+            let found = look(&mut self.state.lock());
             if let Some(found) = found {
                 return found;
             }
@@ -423,8 +424,8 @@ impl CommitLog {
         let object = PutPayload::from_iter(parts);
         let (len, begun) = (object.content_length(), Instant::now());
         let made = self.bucket.create(&name, object).await?;
-        // With a journal nobody waits for it.
-        if self.journal().is_none() {
+        // Where an fsync waits for a journal, nobody waits for it.
+        if self.journal.get().is_none_or(|(_, targets)| !targets.fsync) {
             self.turns.committed(len, begun.elapsed());
         }
         if matches!(made, Condition::Met(_)) {

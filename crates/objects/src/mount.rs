@@ -2,8 +2,10 @@
 
 pub(crate) mod snapshots;
 
+use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -203,6 +205,8 @@ impl Mounted {
         store.end();
         if let Some(journal) = &journal {
             journal.begin(&log, options.nonce);
+            // ORDERING: Relaxed, no call of the volume's user has begun.
+            tree.accepts_on_host.store(journal.targets.accept, Ordering::Relaxed);
         }
         let mounted = Arc::new(Self {
             tree,
@@ -330,6 +334,15 @@ impl Mounted {
     pub(crate) fn hand_over(&self) -> Result<NumberedState> {
         let holder = self.held.as_ref().map(|held| held.nonce().to_string());
         Ok(NumberedState { holder, ..self.tree.hand_over()? })
+    }
+
+    /// What another process needs to go on if this one dies, but for what is in use, and the journal's
+    /// lock; none: what was accepted would not all be there.
+    pub(crate) fn recoverable(&self) -> Option<(NumberedState, Arc<OwnedFd>)> {
+        let journal = self.journal.as_ref().filter(|journal| journal.targets.accept)?;
+        let holder = self.held.as_ref()?.nonce().to_string();
+        let state = NumberedState { holder: Some(holder), ..NumberedState::default() };
+        Some((state, journal.disk.lock()?))
     }
 
     /// Whether nothing can be changed.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::io::IoSlice;
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,10 +11,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use recovery::{NodeKey, Place};
 use store::{
     Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, Entry, Error, ErrorKind, File, FileType,
-    Incoming, Kept, Name, NewNode, ObjectId, OnChange, OpenDirState, RenameFlags, RequestStats, Result, Seek,
-    SetAttr, SetXattr, Snapshot, Snapshots, StatFs, Store, StoreState,
+    Incoming, Kept, Name, NewNode, NumberedState, ObjectId, OnChange, OpenDirState, RenameFlags,
+    RequestStats, Result, Seek, SetAttr, SetXattr, Snapshot, Snapshots, StatFs, Store, StoreState,
 };
 use tokio::runtime::Handle;
 
@@ -38,6 +40,8 @@ const KEPT_MAX: Duration = Duration::from_secs(1);
 const LIST_BATCHES: usize = 128;
 /// Those of them that the next program of the process gets: one may have been read to its end.
 const HANDED_BATCHES: usize = 2;
+/// The cookie behind `.` and `..`.
+const DOTS: u64 = 2;
 
 /// Waits for a future on this thread, with the runtime's timers and tasks at hand.
 pub(crate) fn wait<F: Future>(runtime: &Handle, future: F) -> F::Output {
@@ -83,9 +87,24 @@ impl BucketStore {
         Ok(&self.tree)
     }
 
+    /// Waits for a change, which outlives this process then, if that was asked for.
+    fn wait_accepted<T>(&self, change: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        self.wait(self.tree.accept(change))
+    }
+
     fn file(&self, pin: Pin) -> Arc<BucketFile> {
         let (tree, runtime, streams) = (Arc::clone(&self.tree), self.runtime.clone(), Streams::default());
         Arc::new(BucketFile { tree, pin, runtime, streams })
+    }
+
+    fn dir(&self, id: ObjectId, names: Names) -> Result<Arc<dyn Dir>> {
+        let op = "open dir";
+        let pin = self.tree.pin_used(id.0, op)?;
+        if !self.read(id, pin.lock())?.row.is_dir() {
+            return Err(Error::new(ErrorKind::NotDirectory, op));
+        }
+        let (tree, runtime, names) = (Arc::clone(&self.tree), self.runtime.clone(), Mutex::new(names));
+        Ok(Arc::new(BucketDir { tree, pin, runtime, names }))
     }
 
     fn created(&self, entry: Entry) -> Result<Created> {
@@ -140,16 +159,16 @@ impl Store for BucketStore {
     }
 
     fn set_attr(&self, id: ObjectId, set: &SetAttr) -> Result<Attr> {
-        self.wait(self.changing("set attr")?.set_attr(id, set))
+        self.wait_accepted(self.changing("set attr")?.set_attr(id, set))
     }
 
     fn create(&self, parent: ObjectId, name: Name<'_>, perm: u32, creator: Creator) -> Result<Created> {
         let what = NewNode::Special { kind: FileType::Regular, rdev: 0 };
-        self.created(self.wait(self.changing("make")?.make(parent, name, what, perm, creator))?)
+        self.created(self.wait_accepted(self.changing("make")?.make(parent, name, what, perm, creator))?)
     }
 
     fn tmpfile(&self, parent: ObjectId, perm: u32, creator: Creator) -> Result<Created> {
-        self.created(self.wait(self.changing("tmpfile")?.tmpfile(parent, perm, creator))?)
+        self.created(self.wait_accepted(self.changing("tmpfile")?.tmpfile(parent, perm, creator))?)
     }
 
     fn make(
@@ -160,19 +179,19 @@ impl Store for BucketStore {
         perm: u32,
         creator: Creator,
     ) -> Result<Entry> {
-        self.wait(self.changing("make")?.make(parent, name, what, perm, creator))
+        self.wait_accepted(self.changing("make")?.make(parent, name, what, perm, creator))
     }
 
     fn link(&self, id: ObjectId, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
-        self.wait(self.changing("link")?.link(id, parent, name))
+        self.wait_accepted(self.changing("link")?.link(id, parent, name))
     }
 
     fn unlink(&self, parent: ObjectId, name: Name<'_>) -> Result<()> {
-        self.wait(self.changing("unlink")?.remove(parent, name, false))
+        self.wait_accepted(self.changing("unlink")?.remove(parent, name, false))
     }
 
     fn rmdir(&self, parent: ObjectId, name: Name<'_>) -> Result<()> {
-        self.wait(self.changing("rmdir")?.remove(parent, name, true))
+        self.wait_accepted(self.changing("rmdir")?.remove(parent, name, true))
     }
 
     fn rename(
@@ -183,7 +202,7 @@ impl Store for BucketStore {
         new_name: Name<'_>,
         flags: RenameFlags,
     ) -> Result<()> {
-        self.wait(self.changing("rename")?.rename(parent, name, new_parent, new_name, flags))
+        self.wait_accepted(self.changing("rename")?.rename(parent, name, new_parent, new_name, flags))
     }
 
     fn read_link(&self, id: ObjectId) -> Result<OsString> {
@@ -204,13 +223,7 @@ impl Store for BucketStore {
     }
 
     fn open_dir(&self, id: ObjectId) -> Result<Arc<dyn Dir>> {
-        let op = "open dir";
-        let pin = self.tree.pin_used(id.0, op)?;
-        if !self.read(id, pin.lock())?.row.is_dir() {
-            return Err(Error::new(ErrorKind::NotDirectory, op));
-        }
-        let names = Mutex::new(Names::default());
-        Ok(Arc::new(BucketDir { tree: Arc::clone(&self.tree), pin, runtime: self.runtime.clone(), names }))
+        self.dir(id, Names::default())
     }
 
     fn sync_dir(&self, id: ObjectId) -> Result<()> {
@@ -221,7 +234,7 @@ impl Store for BucketStore {
     fn copy_range(&self, src: ObjectId, src_off: u64, dst: ObjectId, dst_off: u64, len: u64) -> Result<u64> {
         let op = "copy range";
         let (src, dst) = (self.tree.pin_used(src.0, op)?, self.tree.pin_used(dst.0, op)?);
-        self.wait(self.changing(op)?.copy_range((&src, src_off), (&dst, dst_off), len))
+        self.wait_accepted(self.changing(op)?.copy_range((&src, src_off), (&dst, dst_off), len))
     }
 
     fn get_xattr(&self, id: ObjectId, name: &OsStr) -> Result<Vec<u8>> {
@@ -233,9 +246,9 @@ impl Store for BucketStore {
 
     fn set_xattr(&self, id: ObjectId, name: &OsStr, value: &[u8], how: SetXattr) -> Result<()> {
         if let Some(what) = QuotaAttribute::of(name) {
-            return self.wait(what.set(&self.mounted, id, value));
+            return self.wait_accepted(what.set(&self.mounted, id, value));
         }
-        self.wait(self.changing("set xattr")?.set_xattr(id, name, value, how))
+        self.wait_accepted(self.changing("set xattr")?.set_xattr(id, name, value, how))
     }
 
     fn list_xattr(&self, id: ObjectId) -> Result<Vec<u8>> {
@@ -244,9 +257,9 @@ impl Store for BucketStore {
 
     fn remove_xattr(&self, id: ObjectId, name: &OsStr) -> Result<()> {
         if let Some(what) = QuotaAttribute::of(name) {
-            return self.wait(what.remove(self.changing("quota")?, id));
+            return self.wait_accepted(what.remove(self.changing("quota")?, id));
         }
-        self.wait(self.changing("remove xattr")?.remove_xattr(id, name))
+        self.wait_accepted(self.changing("remove xattr")?.remove_xattr(id, name))
     }
 
     fn path_of(&self, id: ObjectId) -> Option<PathBuf> {
@@ -298,6 +311,30 @@ impl Store for BucketStore {
 
     fn sync(&self) -> Result<()> {
         self.wait(self.tree.sync_all())
+    }
+
+    fn key(&self, id: ObjectId) -> Result<NodeKey> {
+        let op = "key";
+        let pin = self.changing(op)?.pin_used(id.0, op)?;
+        Ok(NumberedState::key(id, self.wait(pin.lock())?.is_tmpfile))
+    }
+
+    fn keeps_nameless(&self) -> bool {
+        true
+    }
+
+    fn lists_by_order(&self) -> bool {
+        true
+    }
+
+    fn open_dir_behind(&self, id: ObjectId, places: Vec<Place>) -> Result<Arc<dyn Dir>> {
+        self.dir(id, Names::behind(places))
+    }
+
+    fn recoverable(&self, _lock: RawFd) -> Option<(StoreState, Arc<OwnedFd>)> {
+        // It is its journal's.
+        let (state, lock) = self.mounted.recoverable()?;
+        Some((StoreState::Numbered(state), lock))
     }
 
     fn hand_over(&self, _kept: &mut Kept, _until: Instant) -> Result<StoreState> {
@@ -365,11 +402,11 @@ impl File for BucketFile {
     }
 
     fn write_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> Result<()> {
-        wait(&self.runtime, self.tree.write_at(&self.pin, bufs, offset))
+        wait(&self.runtime, self.tree.accept_write(&self.pin, bufs, offset))
     }
 
     fn allocate(&self, mode: AllocateMode, offset: u64, len: u64) -> Result<()> {
-        wait(&self.runtime, self.tree.allocate(&self.pin, mode, offset, len))
+        wait(&self.runtime, self.tree.accept(self.tree.allocate(&self.pin, mode, offset, len)))
     }
 
     fn seek(&self, what: Seek, offset: u64) -> Result<u64> {
@@ -397,19 +434,48 @@ type NameBatch = Arc<Vec<(OsString, EntryRow)>>;
 /// read, behind `.` and `..`.
 #[derive(Debug, Default)]
 struct Names {
+    /// Where they were begun to be read: so many names come before, the last of which is this one.
+    begin: Begin,
+    /// The same of an earlier place, where the listing may be continued.
+    earlier: Option<Begin>,
     /// The last name of each batch: the next begins behind it.
     lasts: Vec<OsString>,
     /// The latest batches, by number.
     kept: VecDeque<(usize, NameBatch)>,
 }
 
+/// How many names come before, and the last of them.
+type Begin = (usize, Option<OsString>);
+
 /// [`Names`] to be written down: the last name of each batch; of the newest ones their numbers, their
 /// names and what these name.
 type ListedNames = (Vec<Vec<u8>>, Vec<(usize, Vec<(Vec<u8>, EntryRow)>)>);
 
 impl Names {
+    /// Those of a listing that another process has continued up to these places, the newest first.
+    fn behind(places: Vec<Place>) -> Self {
+        let begin = |place: Place| {
+            let before = usize::try_from(place.next.checked_sub(DOTS)?).ok()?;
+            Some(if before == 0 { Begin::default() } else { (before, Some(place.name)) })
+        };
+        let mut places = places.into_iter().filter_map(begin);
+        Self { begin: places.next().unwrap_or_default(), earlier: places.next(), ..Self::default() }
+    }
+
+    /// Begins anew where the listing can be continued behind so many names.
+    fn begin_for(&mut self, before: usize) {
+        if before < self.begin.0 {
+            let earlier = self.earlier.take().filter(|earlier| earlier.0 <= before);
+            *self = Self { begin: earlier.unwrap_or_default(), ..Self::default() };
+        }
+    }
+
     /// Of the batches that are kept the newest: a reader that reads on is there. Others are read again.
     fn to_text(&self) -> Result<String> {
+        if self.begin.0 > 0 {
+            // A server that follows another one hands nothing over: yet another one follows it.
+            return Err(Error::new(ErrorKind::Unsupported, "hand a directory over"));
+        }
         let bytes = |name: &OsString| name.as_bytes().to_vec();
         let older = self.kept.len().saturating_sub(HANDED_BATCHES);
         let kept =
@@ -435,7 +501,7 @@ impl Names {
             Arc::new(batch.into_iter().map(|(name, row)| (OsString::from_vec(name), row)).collect())
         };
         let kept = kept.into_iter().map(|(number, names)| (number, batch(names))).collect();
-        Ok(Self { lasts, kept })
+        Ok(Self { lasts, kept, ..Self::default() })
     }
 
     fn kept(&self, number: usize) -> Option<NameBatch> {
@@ -464,7 +530,7 @@ impl BucketDir {
                 return Ok(batch);
             }
             match number.checked_sub(1) {
-                None => None,
+                None => names.begin.1.clone(),
                 Some(before) => match names.lasts.get(before) {
                     Some(last) => Some(last.clone()),
                     // A short batch is the last.
@@ -510,13 +576,26 @@ impl Dir for BucketDir {
         if offset < 1 && !sink(dir(".", self.pin.ino, 1)) {
             return Ok(());
         }
-        if offset < 2 {
+        if offset < DOTS {
             let parent = read(&self.tree, &self.runtime, self.pin.ino, self.pin.lock())?.row.parent;
-            if !sink(dir("..", parent, 2)) {
+            if !sink(dir("..", parent, DOTS)) {
                 return Ok(());
             }
         }
-        let mut at = usize::try_from(offset.max(2) - 2).unwrap_or(usize::MAX);
+        let at = usize::try_from(offset.max(DOTS) - DOTS).unwrap_or(usize::MAX);
+        let begin = {
+            let mut names = self.names.lock();
+            names.begin_for(at);
+            names.begin.0
+        };
+        let mut at = at - begin;
+        // Batches before it, of a place that was found anew.
+        let known = self.names.lock().lasts.len();
+        for number in known..at / LIST_BATCH {
+            if self.batch(number)?.len() < LIST_BATCH {
+                return Ok(());
+            }
+        }
         loop {
             let batch = self.batch(at / LIST_BATCH)?;
             let rest = batch.get(at % LIST_BATCH..).unwrap_or_default();
@@ -526,7 +605,7 @@ impl Dir for BucketDir {
             for (name, entry) in rest {
                 at += 1;
                 let (name, kind) = (name.clone(), Some(entry.kind.into()));
-                if !sink(DirEntry { name, ino: entry.ino, kind, next: at as u64 + 2 }) {
+                if !sink(DirEntry { name, ino: entry.ino, kind, next: (begin + at) as u64 + DOTS }) {
                     return Ok(());
                 }
             }

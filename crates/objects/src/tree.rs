@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use store::{
@@ -58,6 +58,8 @@ pub(crate) struct Tree {
     pub(crate) totals: Mutex<Totals>,
     pub(crate) size_max: Option<u64>,
     pub(crate) quotas: Quotas,
+    /// What was changed outlives this process, by the journal, before its caller is told.
+    pub(crate) accepts_on_host: AtomicBool,
     /// Inodes that are being removed.
     reaping: Mutex<HashSet<u64>>,
     next_ino: AtomicU64,
@@ -115,6 +117,7 @@ impl Tree {
             totals: Mutex::new(totals),
             size_max,
             quotas,
+            accepts_on_host: AtomicBool::new(false),
             reaping: Mutex::default(),
             next_ino: AtomicU64::new(first.max(2)),
         }))
@@ -195,6 +198,24 @@ impl Tree {
         totals.bytes += change.bytes;
         totals.inodes += change.inodes;
         Ok(())
+    }
+
+    /// Whether a change is in the journal's files before its caller is told of it.
+    pub(crate) fn accepts_on_host(&self) -> bool {
+        // ORDERING: Relaxed, it is set before the first call, and never again.
+        self.accepts_on_host.load(Ordering::Relaxed)
+    }
+
+    /// A change, which outlives this process when this returns, if that was asked for.
+    ///
+    /// # Errors
+    /// Its own; and the log's, which has failed.
+    pub(crate) async fn accept<T>(&self, change: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        let done = change.await?;
+        if self.accepts_on_host() && !is_on("journal-accepted-unwritten") {
+            self.engine.accept_on_host().await?;
+        }
+        Ok(done)
     }
 
     pub(crate) fn new_ino(&self) -> u64 {

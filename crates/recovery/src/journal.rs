@@ -7,6 +7,7 @@
 //! journal    the memory, its slots, and what a server before has left
 //! ├─ nodes     a node, and how often the kernel has looked it up
 //! ├─ opens     an opening, and the request that made it
+//! ├─ places    how far an open directory was listed
 //! ├─ requests  a thread's request, and how far it came
 //! └─ record    what they are for their users
 //! ```
@@ -36,6 +37,7 @@
 
 mod nodes;
 mod opens;
+mod places;
 mod record;
 mod requests;
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -50,10 +52,11 @@ use std::sync::Arc;
 use sync::Mutex;
 
 use crate::memory::{Memory, MemoryFile};
+pub use places::Place;
 pub use record::{NodeKey, NodeRecord, OpenKind, OpenRecord, Phase, RequestRecord, Slot};
 
 /// Which format it has.
-const FORMAT: u64 = 0x5754_5245_434f_0003;
+const FORMAT: u64 = 0x5754_5245_434f_0004;
 /// Nodes at most: those that the kernel knows at a time. It has sixteen gigabytes of its own for so many; the
 /// journal takes memory only for slots that were used, 192 bytes each.
 pub const NODES_MAX: usize = 1 << 24;
@@ -63,15 +66,19 @@ pub const OPENS_MAX: usize = 1 << 20;
 pub const REQUESTS_MAX: usize = if cfg!(shuttle) { 16 } else { 1 << 13 };
 /// The longest handle (`MAX_HANDLE_SZ`).
 pub const HANDLE_BYTES_MAX: usize = 128;
+/// The longest name of a directory's entry.
+pub const NAME_BYTES_MAX: usize = 255;
 
 const HEADER: usize = 512;
 const NODE: usize = 24;
 const OPEN: usize = 8;
 const REQUEST: usize = 8;
+const PLACE: usize = 72;
 const NODES_AT: usize = HEADER;
 const OPENS_AT: usize = NODES_AT + NODES_MAX * NODE;
 const REQUESTS_AT: usize = OPENS_AT + OPENS_MAX * OPEN;
-const WORDS: usize = REQUESTS_AT + REQUESTS_MAX * REQUEST;
+const PLACES_AT: usize = REQUESTS_AT + REQUESTS_MAX * REQUEST;
+const WORDS: usize = PLACES_AT + OPENS_MAX * PLACE;
 
 /// Words of the header.
 const IS_OFF: usize = 1;

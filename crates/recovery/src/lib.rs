@@ -22,7 +22,9 @@ pub mod memory;
 #[allow(unsafe_code, reason = "a shared mapping, and what a child does before it executes its program")]
 mod sys;
 
-pub use journal::{Journal, LastEnd, NodeKey, NodeRecord, OpenKind, OpenRecord, Phase, RequestRecord, Slot};
+pub use journal::{
+    Journal, LastEnd, NodeKey, NodeRecord, OpenKind, OpenRecord, Phase, Place, RequestRecord, Slot,
+};
 pub use link::{Held, HoldId, Link};
 pub use memory::Memory;
 

@@ -2,13 +2,13 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::IoSlice;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use handover::{Incoming, Kept};
-use recovery::NodeKey;
+use recovery::{NodeKey, Place};
 
 use crate::{
     Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, Entry, File, Name, NewNode, ObjectId,
@@ -195,8 +195,18 @@ impl<A: Around> Store for AroundStore<A> {
     fn sync_everything(&self) -> Result<()> {
         self.around.call("sync_everything", || self.inner.sync_everything())
     }
-    fn lock(&self) -> Option<Arc<OwnedFd>> {
-        self.inner.lock()
+    fn recoverable(&self, lock: RawFd) -> Option<(StoreState, Arc<OwnedFd>)> {
+        self.inner.recoverable(lock)
+    }
+    fn keeps_nameless(&self) -> bool {
+        self.inner.keeps_nameless()
+    }
+    fn lists_by_order(&self) -> bool {
+        self.inner.lists_by_order()
+    }
+    fn open_dir_behind(&self, id: ObjectId, places: Vec<Place>) -> Result<Arc<dyn Dir>> {
+        let inner = self.around.call("open_dir", || self.inner.open_dir_behind(id, places))?;
+        Ok(Arc::new(AroundOpen { inner: Some(inner), around: Arc::clone(&self.around), end: "close_dir" }))
     }
     fn key(&self, id: ObjectId) -> Result<NodeKey> {
         self.inner.key(id)

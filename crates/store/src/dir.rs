@@ -50,7 +50,7 @@ mod table;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, Weak};
@@ -524,8 +524,9 @@ impl Store for DirStore {
         rustix::fs::syncfs(&root).map_err(errno::failed(op))
     }
 
-    fn lock(&self) -> Option<Arc<OwnedFd>> {
-        self.inner.lock.lock().as_ref().map(|lock| lock.descriptor())
+    fn recoverable(&self, lock: RawFd) -> Option<(StoreState, Arc<OwnedFd>)> {
+        let held = self.inner.lock.lock().as_ref().map(|lock| lock.descriptor())?;
+        Some((StoreState::Dir(crate::DirState::of_lock(lock)), held))
     }
 
     fn key(&self, id: ObjectId) -> Result<NodeKey> {

@@ -2,6 +2,7 @@
 
 use std::os::fd::RawFd;
 
+use recovery::NodeKey;
 use serde::{Deserialize, Serialize};
 
 use crate::dir_state::DirState;
@@ -27,6 +28,22 @@ pub struct NumberedState {
     /// How the medium names its holder, if it does: it is the program's still if it has that.
     #[serde(default)]
     pub holder: Option<String>,
+}
+
+impl NumberedState {
+    /// How another process finds an object: by its number.
+    #[must_use]
+    pub fn key(id: ObjectId, is_tmpfile: bool) -> NodeKey {
+        NodeKey { ino: id.0, kind: u32::from(is_tmpfile), generation: None, handle: (0, Vec::new()) }
+    }
+
+    /// Adds an object that has one reference; without a key it was gone when it was written down.
+    pub fn add(&mut self, id: ObjectId, key: Option<&NodeKey>) {
+        self.references.push((id, 1));
+        if key.is_some_and(|key| key.kind != 0) {
+            self.tmpfiles.push(id);
+        }
+    }
 }
 
 /// An open directory, written down.

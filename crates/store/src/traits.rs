@@ -3,13 +3,13 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io::IoSlice;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use handover::{Incoming, Kept};
-use recovery::NodeKey;
+use recovery::{NodeKey, Place};
 
 use crate::{
     Access, AllocateMode, Attr, Creator, DirEntry, Entry, Error, ErrorKind, Name, NewNode, ObjectId,
@@ -224,9 +224,18 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         self.sync()
     }
 
-    /// The descriptor that holds the lock on its medium, if one does; none once it is closed.
-    fn lock(&self) -> Option<Arc<OwnedFd>> {
+    /// What another process needs to go on with the store if this one dies, but for the objects in use;
+    /// and the descriptor that holds the lock on its medium, which that process finds under the number
+    /// `lock`. None once it is closed, and by default.
+    fn recoverable(&self, lock: RawFd) -> Option<(StoreState, Arc<OwnedFd>)> {
+        let _ = lock;
         None
+    }
+
+    /// Whether an object that has no name is there for the next process as long as that says that it is
+    /// in use; otherwise it is gone when the last descriptor of it is closed.
+    fn keeps_nameless(&self) -> bool {
+        false
     }
 
     /// How the host finds an object again when this process has died.
@@ -237,6 +246,22 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     fn key(&self, id: ObjectId) -> Result<NodeKey> {
         let _ = id;
         Err(Error::new(ErrorKind::Unsupported, "key"))
+    }
+
+    /// Whether [`DirEntry::next`] of a directory's entries is true of one opening alone; otherwise it is
+    /// the medium's own, and the same for all of them.
+    fn lists_by_order(&self) -> bool {
+        false
+    }
+
+    /// Opens a directory for listing that another opening has listed up to these places, the newest
+    /// first.
+    ///
+    /// # Errors
+    /// As those of [`open_dir`](Self::open_dir).
+    fn open_dir_behind(&self, id: ObjectId, places: Vec<Place>) -> Result<Arc<dyn Dir>> {
+        drop(places);
+        self.open_dir(id)
     }
 
     /// An open directory that the program before this one has handed over.

@@ -51,9 +51,11 @@ pub struct Options {
     /// The tenants that write; volumes of one process share them.
     pub tenants: Arc<Tenants>,
     /// Where it is written down what the kernel knows, for the server that follows if this process
-    /// dies. All that is written goes to the store at once then: what was accepted is not lost with
-    /// the process.
+    /// dies. [`write_through`](Self::write_through) is on then.
     pub recovery: Option<Arc<Recovery>>,
+    /// All that is written goes to the store before the writer is answered: what was accepted is as
+    /// safe as the store keeps it.
+    pub write_through: bool,
     /// The clock.
     pub clock: Arc<dyn Clock>,
 }
@@ -73,6 +75,7 @@ impl Default for Options {
             sync_policy: SyncPolicy::default(),
             tenants: Arc::default(),
             recovery: None,
+            write_through: false,
             clock: Arc::new(RealClock::default()),
         }
     }

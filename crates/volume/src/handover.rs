@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use ::handover::{Incoming, Kept};
 use serde::{Deserialize, Serialize};
-use store::{Access, DirState, ErrorKind, OpenDirState, Store, StoreState, Timestamp};
+use store::{Access, ErrorKind, OpenDirState, Store, StoreState, Timestamp};
 use sync::Mutex;
 use writeback::{Cursor, ErrSeq};
 
@@ -143,10 +143,9 @@ impl Volume {
     /// lock, which that server finds under the number `lock`; none if the store is closed.
     #[must_use]
     pub fn recoverable(&self, lock: RawFd) -> Option<(VolumeHandover, Arc<OwnedFd>)> {
-        let held = self.core.store.lock()?;
+        let (store, held) = self.core.store.recoverable(lock)?;
         let limits = self.limits().iter().map(|one| (one.cgroup.to_string(), one.as_change())).collect();
         let (nodes, files, dirs, next) = Default::default();
-        let store = StoreState::Dir(DirState::of_lock(lock));
         Some((VolumeHandover { store, nodes, files, dirs, next, limits }, held))
     }
 

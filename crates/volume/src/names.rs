@@ -238,7 +238,23 @@ impl Volume {
     /// # Errors
     /// The store's; [`Error::NoHandle`].
     pub fn list(&self, handle: HandleId, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
-        Ok(self.dirs.get(handle)?.dir.list(offset, sink)?)
+        let dir = self.dirs.get(handle)?;
+        let Some(slot) = dir.noted.filter(|_| self.core.store.lists_by_order()) else {
+            return Ok(dir.dir.list(offset, sink)?);
+        };
+        let mut last = None;
+        let listed = dir.dir.list(offset, &mut |entry| {
+            let place = (entry.next, entry.name.clone());
+            let is_taken = sink(entry);
+            if is_taken {
+                last = Some(place);
+            }
+            is_taken
+        });
+        if let Some((next, name)) = last {
+            self.core.note_place(slot, next, &name);
+        }
+        Ok(listed?)
     }
 
     /// Makes completed changes of a directory's entries durable.

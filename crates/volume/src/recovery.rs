@@ -14,7 +14,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::sync::Arc;
 
-use recovery::{Journal, OpenKind, OpenRecord, Slot};
+use recovery::{Journal, OpenKind, OpenRecord, Place, Slot};
 use store::{Access, Dir, DirEntry, ErrorKind, Name, Store};
 use sync::Mutex;
 use sync::atomic::Ordering;
@@ -31,11 +31,12 @@ use crate::{Error, HandleId, LimitChange, NodeId, OpenFlags, Options, Result, Vo
 struct Unopened {
     store: Arc<dyn Store>,
     id: NodeId,
+    places: Vec<Place>,
 }
 
 impl Dir for Unopened {
     fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> store::Result<()> {
-        self.store.open_dir(self.id)?.list(offset, sink)
+        self.store.open_dir_behind(self.id, self.places.clone())?.list(offset, sink)
     }
 }
 
@@ -75,6 +76,16 @@ impl Core {
         {
             let _is_first = noted.slot.set(slot);
         }
+    }
+
+    /// How far an open directory was listed before.
+    fn places(&self, opening: Slot) -> Vec<Place> {
+        self.options.recovery.as_ref().map_or_else(Vec::new, |recovery| recovery.journal.places(opening))
+    }
+
+    /// Whether a file without a name is gone with this process, unless the keeper holds an opening of it.
+    fn has_keeper_hold_nameless(&self) -> bool {
+        self.options.recovery.is_some() && !self.store.keeps_nameless()
     }
 
     /// Before anything is called durable: what a server that died has changed is on the store, but which
@@ -124,6 +135,13 @@ impl Core {
         self.journal()?.add_open(record)
     }
 
+    /// An open directory is about to be answered up to this entry.
+    pub(crate) fn note_place(&self, opening: Slot, next: u64, name: &OsStr) {
+        if let Some(journal) = self.journal() {
+            journal.set_place(opening, next, name);
+        }
+    }
+
     /// An opening is closed.
     pub(crate) fn note_closed(&self, noted: Option<Slot>) {
         if let (Some(recovery), Some(slot)) = (&self.options.recovery, noted) {
@@ -164,7 +182,7 @@ impl Inode {
 impl Volume {
     /// A name is about to be removed: the keeper holds the data of the file, if that is open.
     pub(crate) fn keep_open_data(&self, parent: NodeId, name: &OsStr) {
-        if self.core.options.recovery.is_none() {
+        if !self.core.has_keeper_hold_nameless() {
             return;
         }
         let Ok(found) =
@@ -188,6 +206,9 @@ impl Volume {
     /// The keeper holds the opening of a file, which has no name, or is about to lose it.
     pub(crate) fn keep_data(&self, inode: &Inode) {
         let (Some(recovery), Some(noted)) = (&self.core.options.recovery, &inode.noted) else { return };
+        if !self.core.has_keeper_hold_nameless() {
+            return;
+        }
         // Also where another thread removes another name: this one's is not removed before the
         // keeper has the data.
         let mut held = noted.held.lock();
@@ -274,8 +295,9 @@ impl Volume {
         let (id, handle) = (store::ObjectId(open.node), HandleId(open.handle));
         if open.kind == OpenKind::Dir {
             // One that is gone stays open until the kernel closes it, and then gives its slot back.
-            let dir = self.core.store.open_dir(id);
-            let dir = dir.unwrap_or_else(|_| Arc::new(Unopened { store: Arc::clone(&self.core.store), id }));
+            let (store, places) = (Arc::clone(&self.core.store), self.core.places(slot));
+            let dir = store.open_dir_behind(id, places.clone());
+            let dir = dir.unwrap_or_else(|_| Arc::new(Unopened { store, id, places }));
             let opener_pid = open.opener_pid;
             return self.dirs.restore(handle, DirHandle { id, dir, opener_pid, noted: Some(slot) });
         }

@@ -1,6 +1,7 @@
 //! Volumes on object storage, where this program is built with them: the only way to the crate
 //! `objects`, which is the cargo feature of that name.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -83,6 +84,8 @@ pub struct ObjectOptions {
     pub journal: Option<PathBuf>,
     /// An fsync returns when the journal has it.
     pub fsync_to_host: bool,
+    /// A change returns when the journal's files have it.
+    pub accept_to_host: bool,
     /// The most bytes of the journal.
     pub journal_size: Option<u64>,
 }
@@ -112,7 +115,8 @@ pub(crate) fn open(
     objects::open(url, &objects::OpenOptions { read_only, ..open_options(options, mountpoint) })
 }
 
-/// Opens the volume as the program before in this process has left it: see [`check_reopening`].
+/// Opens the volume as the program before in this process has left it: see [`check_reopening`]. Or as
+/// another process that has died: then `journal_lock` is its lock on the journal.
 ///
 /// # Errors
 /// Those of the store.
@@ -122,11 +126,13 @@ pub(crate) fn resume(
     options: &ObjectOptions,
     mountpoint: &Path,
     handed: &store::NumberedState,
+    journal_lock: Option<Arc<OwnedFd>>,
 ) -> store::Result<Arc<dyn Store>> {
     let options = open_options(options, mountpoint);
     // Nobody's journal is given up twice.
     let handed = Some(handed.clone());
-    objects::open(url, &objects::OpenOptions { handed, takeover: false, abandon: None, ..options })
+    let (takeover, abandon) = (false, None);
+    objects::open(url, &objects::OpenOptions { handed, journal_lock, takeover, abandon, ..options })
 }
 
 /// Fails: this program is built without.
@@ -136,6 +142,7 @@ pub(crate) fn resume(
     _options: &ObjectOptions,
     _mountpoint: &Path,
     _handed: &store::NumberedState,
+    _journal_lock: Option<Arc<OwnedFd>>,
 ) -> store::Result<Arc<dyn Store>> {
     Err(Error::with(store::ErrorKind::Unsupported, "open store", ABSENT))
 }
@@ -176,6 +183,7 @@ fn open_options(options: &ObjectOptions, mountpoint: &Path) -> objects::OpenOpti
         disk_cache_bytes,
         journal,
         fsync_to_host,
+        accept_to_host,
         journal_size,
     } = options.clone();
     let bytes_max = disk_cache_bytes.unwrap_or(DISK_CACHE_BYTES);
@@ -184,6 +192,7 @@ fn open_options(options: &ObjectOptions, mountpoint: &Path) -> objects::OpenOpti
         directory,
         size_max: journal_size,
         is_fsync_target: fsync_to_host,
+        is_accept_target: accept_to_host,
     });
     let mountpoint = crate::term::shown::exact(mountpoint);
     objects::OpenOptions {
@@ -197,6 +206,7 @@ fn open_options(options: &ObjectOptions, mountpoint: &Path) -> objects::OpenOpti
         disk_cache,
         journal,
         handed: None,
+        journal_lock: None,
     }
 }
 

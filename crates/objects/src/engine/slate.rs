@@ -28,7 +28,7 @@ use crate::codec::Codec;
 use crate::engine_blocks::Blocks;
 use crate::engine_store::EngineStore;
 use crate::limited::TOO_SHORT;
-use crate::log::journaled::Journaled;
+use crate::log::journaled::{Journaled, Level};
 use crate::log::{CommitLog, LogInit, Replay};
 use crate::object_names::engine_path;
 use crate::parents::Parents;
@@ -306,7 +306,14 @@ impl Engine for SlateEngine {
     }
 
     async fn commit_to_host(&self) -> Result<()> {
-        match self.log.commit_to_journal().await? {
+        match self.log.commit_to_journal(Level::Synced).await? {
+            Journaled::Yes => Ok(()),
+            Journaled::No => self.commit().await,
+        }
+    }
+
+    async fn accept_on_host(&self) -> Result<()> {
+        match self.log.commit_to_journal(Level::Written).await? {
             Journaled::Yes => Ok(()),
             Journaled::No => self.commit().await,
         }

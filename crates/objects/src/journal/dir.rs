@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{ErrorKind as IoKind, Read as _};
+use std::io::ErrorKind as IoKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -38,17 +38,22 @@ pub(crate) struct DirDisk {
     /// The directory of this volume.
     path: PathBuf,
     name: String,
-    lock: Mutex<Option<OwnedFd>>,
+    lock: Mutex<Option<Arc<OwnedFd>>>,
     files: Mutex<HashMap<u64, Arc<File>>>,
 }
 
 impl DirDisk {
-    /// Opens the journal of a volume in `path`, or makes one, and locks it. It blocks.
+    /// Opens the journal of a volume in `path`, or makes one, and locks it. It blocks. `held`: the lock,
+    /// if it is this process's already, by another one that has died.
     ///
     /// # Errors
     /// `AccessDenied`, `NotFound`, `Invalid`: `path` is no directory for it. `Busy`: another
     /// process has it. `Io`: its identity is damaged, or the disk is.
-    pub(crate) fn open(path: &Path, volume: Uuid) -> Result<(Arc<Self>, Identity)> {
+    pub(crate) fn open(
+        path: &Path,
+        volume: Uuid,
+        held: Option<Arc<OwnedFd>>,
+    ) -> Result<(Arc<Self>, Identity)> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let at = |path: &Path, errno: Errno| failed_at(path, errno);
         let parent = sys::open(path, flags, Mode::empty()).map_err(|errno| at(path, errno))?;
@@ -66,6 +71,10 @@ impl DirDisk {
         let id_path = path.join(ID);
         let lock = sys::openat(&dir, ID, flags, Mode::from_raw_mode(0o600));
         let lock = lock.map_err(|errno| at(&id_path, errno))?;
+        let lock = match held {
+            Some(held) if is_same(&held, &lock).map_err(|errno| at(&id_path, errno))? => held,
+            _ => Arc::new(lock),
+        };
         match sys::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
@@ -99,9 +108,11 @@ impl DirDisk {
     fn identity(&self, id: &OwnedFd, volume: [u8; 16]) -> Result<Identity> {
         let path = self.path.join(ID);
         let failed = |error: std::io::Error| failed(&path, &error);
-        let mut file = File::from(id.try_clone().map_err(failed)?);
-        let mut bytes = Vec::new();
-        std::io::Read::by_ref(&mut file).take(ID_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
+        let file = File::from(id.try_clone().map_err(failed)?);
+        // From its beginning: the opening may have been read by another process.
+        let mut bytes = vec![0; ID_BYTES + 1];
+        let len = file.read_at(&mut bytes, 0).map_err(failed)?;
+        bytes.truncate(len);
         if let Some(identity) = parse_id(&bytes) {
             if identity.volume != volume {
                 let why = format!("{} is another volume's: it was copied here", path.display());
@@ -253,9 +264,19 @@ impl Disk for DirDisk {
         Ok(to.display().to_string())
     }
 
+    fn lock(&self) -> Option<Arc<OwnedFd>> {
+        self.lock.lock().clone()
+    }
+
     fn unlock(&self) {
         drop(self.lock.lock().take());
     }
+}
+
+/// Whether both are openings of one file.
+fn is_same(one: &OwnedFd, other: &OwnedFd) -> rustix::io::Result<bool> {
+    let identity = |fd: &OwnedFd| sys::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
+    Ok(identity(one)? == identity(other)?)
 }
 
 fn name(number: u64) -> String {

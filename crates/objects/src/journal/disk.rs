@@ -1,6 +1,8 @@
 //! Where a journal's files are. They have numbers, from 1 on.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -29,6 +31,11 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync + 'static {
     /// Puts all files out of the way under a name with `word`, which is returned as a person names
     /// it. Afterwards there are none.
     async fn set_aside(&self, word: &str) -> Result<String>;
+
+    /// What holds it for this process; none once it is unlocked.
+    fn lock(&self) -> Option<Arc<OwnedFd>> {
+        None
+    }
 
     /// Lets other processes have it. Nothing is written any more.
     fn unlock(&self);

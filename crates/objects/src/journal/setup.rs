@@ -1,6 +1,7 @@
 //! The journal of a mount: opened and locked before the lease is taken, emptied before the log is
 //! fenced, and written from then on.
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +28,17 @@ pub struct JournalOptions {
     /// An fsync returns when the journal has it. Otherwise only what an earlier mount has left
     /// there is brought to the bucket.
     pub is_fsync_target: bool,
+    /// A change returns when the journal's files have it, so that it outlives this process.
+    pub is_accept_target: bool,
+}
+
+/// What waits for a journal.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Targets {
+    /// As [`JournalOptions::is_fsync_target`].
+    pub(crate) fsync: bool,
+    /// As [`JournalOptions::is_accept_target`].
+    pub(crate) accept: bool,
 }
 
 /// See the [module](self).
@@ -35,29 +47,34 @@ pub(crate) struct MountJournal {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) identity: Identity,
     pub(crate) size_max: u64,
-    pub(crate) is_fsync_target: bool,
+    pub(crate) targets: Targets,
     /// Nothing of an earlier mount is in it any more.
     is_empty: AtomicBool,
 }
 
 impl MountJournal {
-    pub(crate) fn new(disk: Arc<dyn Disk>, identity: Identity, size_max: u64, is_fsync_target: bool) -> Self {
-        Self { disk, identity, size_max, is_fsync_target, is_empty: AtomicBool::new(false) }
+    pub(crate) fn new(disk: Arc<dyn Disk>, identity: Identity, size_max: u64, targets: Targets) -> Self {
+        Self { disk, identity, size_max, targets, is_empty: AtomicBool::new(false) }
     }
 
-    /// Opens the journal of a volume.
+    /// Opens the journal of a volume. `held`: as for [`DirDisk::open`].
     ///
     /// # Errors
     /// As [`DirDisk::open`]; `Invalid`: the bound is too low.
-    pub(crate) async fn open(options: &JournalOptions, volume: Uuid) -> Result<Self> {
+    pub(crate) async fn open(
+        options: &JournalOptions,
+        volume: Uuid,
+        held: Option<Arc<OwnedFd>>,
+    ) -> Result<Self> {
         let size_max = options.size_max.unwrap_or(SIZE);
         if size_max < SIZE_MIN {
             let why = format!("journal_size={size_max}: a journal needs {SIZE_MIN} bytes at least");
             return Err(Error::with(ErrorKind::Invalid, "journal", why));
         }
         let directory = options.directory.clone();
-        let (disk, identity) = blocking(move || DirDisk::open(&directory, volume)).await?;
-        Ok(Self::new(disk, identity, size_max, options.is_fsync_target))
+        let (disk, identity) = blocking(move || DirDisk::open(&directory, volume, held)).await?;
+        let targets = Targets { fsync: options.is_fsync_target, accept: options.is_accept_target };
+        Ok(Self::new(disk, identity, size_max, targets))
     }
 
     /// Puts what an earlier mount has left out of the way, which its user gives up. The lease is
@@ -98,9 +115,10 @@ impl MountJournal {
 
     /// Begins the journal of a holder.
     pub(crate) fn begin(&self, log: &Arc<CommitLog>, nonce: [u8; 16]) {
-        if self.is_fsync_target {
+        if self.targets.fsync || self.targets.accept {
             let context = context(log.epoch(), nonce);
-            log.attach_journal(Journal::new(Arc::clone(&self.disk), self.identity, context, self.size_max));
+            let journal = Journal::new(Arc::clone(&self.disk), self.identity, context, self.size_max);
+            log.attach_journal(journal, self.targets);
         }
     }
 }

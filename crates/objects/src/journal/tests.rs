@@ -227,7 +227,7 @@ async fn a_directory_is_one_process_s_and_nobody_else_s() {
     let root = tempfile::tempdir().unwrap();
     let volume = Uuid::random().unwrap();
     let refused = |path: &std::path::Path, words: &str| {
-        let error = DirDisk::open(path, volume).unwrap_err();
+        let error = DirDisk::open(path, volume, None).unwrap_err();
         assert!(error.to_string().contains(words), "{error}");
     };
     refused(&root.path().join("none"), "none: No such file");
@@ -243,7 +243,7 @@ async fn a_directory_is_one_process_s_and_nobody_else_s() {
         refused(&open, "belongs to user 1");
         std::os::unix::fs::chown(&open, Some(0), None).unwrap();
     }
-    let (disk, identity) = DirDisk::open(&open, volume).unwrap();
+    let (disk, identity) = DirDisk::open(&open, volume, None).unwrap();
     refused(&open, "another process of this host uses the journal");
     let journal = Journal::new(Arc::clone(&disk) as _, identity, CONTEXT, 1 << 20);
     let places = journal.append(&[record(1, "one"), record(2, vec![7; 300_000])], true).await.unwrap();
@@ -255,7 +255,7 @@ async fn a_directory_is_one_process_s_and_nobody_else_s() {
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     drop((journal, disk));
     // The same journal again, by its own number.
-    let (disk, again) = DirDisk::open(&open, volume).unwrap();
+    let (disk, again) = DirDisk::open(&open, volume, None).unwrap();
     assert_eq!(again, identity);
     assert_eq!(found(&*disk, identity).await.unwrap(), all);
     let aside = disk.set_aside("lost").await.unwrap();
@@ -264,12 +264,12 @@ async fn a_directory_is_one_process_s_and_nobody_else_s() {
     disk.remove(1).await.expect("one that is gone is removed");
     drop(disk);
     // It is the journal that the lease names, as before.
-    let (disk, same) = DirDisk::open(&open, volume).unwrap();
+    let (disk, same) = DirDisk::open(&open, volume, None).unwrap();
     assert_eq!(same, identity);
     drop(disk);
     // A crash before it was written, and damage.
     std::fs::write(dir.join("id"), "").unwrap();
-    drop(DirDisk::open(&open, volume).unwrap());
+    drop(DirDisk::open(&open, volume, None).unwrap());
     std::fs::write(dir.join("id"), "WTjrnl1").unwrap();
     std::fs::write(&file, vec![0; FILE_HEADER]).unwrap();
     refused(&open, "is damaged, and files of the journal are there");

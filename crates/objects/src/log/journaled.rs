@@ -19,6 +19,7 @@ use sync::mutant::is_on;
 
 use super::object::HEADER;
 use super::{CommitLog, State, plain};
+use crate::journal::setup::Targets;
 use crate::journal::{Journal, Place, Record};
 use crate::rows::Object;
 
@@ -28,6 +29,15 @@ pub(crate) const PART: u16 = 1;
 pub(crate) const REST: u16 = 2;
 /// A record with a segment.
 pub(crate) const SEGMENT: u16 = 3;
+
+/// How far the journal is to have what a caller waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// Its files have it: it outlives this process.
+    Written,
+    /// Its disk has it: it outlives the host's crash.
+    Synced,
+}
 
 /// Whether the journal has what a caller waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,9 +52,13 @@ pub(crate) enum Journaled {
 /// How far the journal has the log.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// The last object that it has something of, and how much.
+    /// The last object that its files have something of, and how much.
     at: Position,
     is_whole: bool,
+    /// The same of what its disk has.
+    synced: Position,
+    /// A caller waits for the disk.
+    is_sync_wanted: bool,
     /// The first and the last object of a write that has begun and not ended, or whose end is not
     /// known: the disk may have any of it.
     writing: Option<(u64, u64)>,
@@ -183,13 +197,15 @@ impl State {
         Position { number, data, rows }
     }
 
-    fn is_journaled(&self, position: &Position) -> bool {
-        self.durable >= position.number || self.journaled.at.covers(position)
+    fn is_journaled(&self, position: &Position, level: Level) -> bool {
+        let is_written = level == Level::Written || is_on("journal-written-taken-for-synced");
+        let at = if is_written { &self.journaled.at } else { &self.journaled.synced };
+        self.durable >= position.number || at.covers(position)
     }
 
-    /// Whether the open object has something that was acknowledged.
+    /// Whether an fsync was acknowledged for something of the open object.
     pub(super) fn is_open_journaled(&self) -> bool {
-        !self.is_open_empty() && self.journaled.at.number == self.open
+        !self.is_open_empty() && self.journaled.synced.number == self.open
     }
 
     /// What the journal has not; nothing: `None`.
@@ -223,12 +239,18 @@ impl State {
         let is_whole = pieces.last()?.is_rest;
         Some(Write { epoch: self.epoch, pieces, end: self.end(), is_whole })
     }
+
+    /// A write that only has the disk take what was written before.
+    fn nothing(&self) -> Write {
+        let Progress { at, is_whole, .. } = self.journaled;
+        Write { epoch: self.epoch, pieces: Vec::new(), end: at, is_whole }
+    }
 }
 
 impl CommitLog {
-    /// From now on callers may wait for this journal.
-    pub(crate) fn attach_journal(self: &Arc<Self>, journal: Arc<Journal>) {
-        if self.journal.set(Arc::clone(&journal)).is_ok() {
+    /// From now on these callers wait for this journal.
+    pub(crate) fn attach_journal(self: &Arc<Self>, journal: Arc<Journal>, targets: Targets) {
+        if self.journal.set((Arc::clone(&journal), targets)).is_ok() {
             let writing = tokio::spawn(Arc::clone(self).write_journal(journal));
             *self.writing_journal.lock() = Some(writing);
         }
@@ -236,19 +258,22 @@ impl CommitLog {
 
     /// The journal, also one that takes nothing any more.
     pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
-        self.journal.get()
+        self.journal.get().map(|(journal, _)| journal)
     }
 
     pub(crate) fn journal_stats(&self) -> Option<JournalStats> {
-        self.journal.get().map(|journal| journal.stats())
+        self.journal().map(|journal| journal.stats())
     }
 
     /// Waits until the journal has all that was put and appended by now.
     ///
     /// # Errors
     /// The log has failed.
-    pub(crate) async fn commit_to_journal(self: &Arc<Self>) -> Result<Journaled> {
-        let Some(journal) = self.journal.get() else { return Ok(Journaled::No) };
+    pub(crate) async fn commit_to_journal(self: &Arc<Self>, level: Level) -> Result<Journaled> {
+        let Some((journal, targets)) = self.journal.get() else { return Ok(Journaled::No) };
+        if level == Level::Synced && !targets.fsync {
+            return Ok(Journaled::No);
+        }
         if journal.has_failed() {
             journal.pass_by();
             return Ok(Journaled::No);
@@ -261,13 +286,14 @@ impl CommitLog {
             if let Some(error) = &state.failed {
                 return Some(Err(plain(error)));
             }
-            if state.is_journaled(&end) {
+            if state.is_journaled(&end, level) {
                 return Some(Ok(Journaled::Yes));
             }
             if state.journaled.refused > refused {
                 journal.pass_by();
                 return Some(Ok(Journaled::No));
             }
+            state.journaled.is_sync_wanted |= level == Level::Synced;
             self.journal_wanted.notify_one();
             None
         })
@@ -283,21 +309,28 @@ impl CommitLog {
                 if state.failed.is_some() {
                     return;
                 }
-                let Some(write) = state.unwritten() else { continue };
+                let is_synced = std::mem::take(&mut state.journaled.is_sync_wanted);
+                let write = match state.unwritten() {
+                    Some(write) => write,
+                    // All was written before, and the disk may not have it.
+                    None if is_synced => state.nothing(),
+                    None => continue,
+                };
                 let ends = write.pieces.first().zip(write.pieces.last());
                 state.journaled.writing = ends.map(|(first, last)| (first.about.number, last.about.number));
-                write
+                (write, is_synced)
             };
-            self.write_to(&journal, write).await;
+            let (write, is_synced) = write;
+            self.write_to(&journal, write, is_synced).await;
             if let Err(error) = journal.trim().await {
                 tracing::warn!(%error, "a file of the journal cannot be removed");
             }
         }
     }
 
-    async fn write_to(self: &Arc<Self>, journal: &Journal, write: Write) {
+    async fn write_to(self: &Arc<Self>, journal: &Journal, write: Write, is_synced: bool) {
         let records: Vec<_> = write.pieces.iter().map(|piece| self.record(write.epoch, piece)).collect();
-        let written = journal.append(&records, true).await;
+        let written = journal.append(&records, is_synced).await;
         {
             let mut state = self.state.lock();
             match written {
@@ -307,6 +340,9 @@ impl CommitLog {
                         state.journaled.places.entry(piece.about.number).or_default().push(place);
                     }
                     (state.journaled.at, state.journaled.is_whole) = (write.end, write.is_whole);
+                    if is_synced {
+                        state.journaled.synced = write.end;
+                    }
                     // Some of it may have become durable meanwhile.
                     self.release(&mut state);
                 }
@@ -333,7 +369,7 @@ impl CommitLog {
 
     /// Gives the journal back what is durable.
     pub(super) fn release(&self, state: &mut State) {
-        let Some(journal) = self.journal.get() else { return };
+        let Some(journal) = self.journal() else { return };
         let kept = state.journaled.places.split_off(&(state.durable + 1));
         for places in std::mem::replace(&mut state.journaled.places, kept).into_values() {
             journal.release(&places);
@@ -349,7 +385,7 @@ impl CommitLog {
 
     /// Takes nothing any more. Whether the bucket has everything, and the files are gone.
     pub(crate) async fn end_journal(&self) -> bool {
-        let Some(journal) = self.journal.get() else { return true };
+        let Some(journal) = self.journal() else { return true };
         self.fail(WalError::Closed);
         self.journal_wanted.notify_one();
         let writing = self.writing_journal.lock().take();

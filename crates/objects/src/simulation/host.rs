@@ -24,7 +24,7 @@ use crate::garbage::tests::assert_counted;
 use crate::journal::Identity;
 use crate::journal::disk::Disk;
 use crate::journal::memory_disk::MemoryDisk;
-use crate::journal::setup::MountJournal;
+use crate::journal::setup::{MountJournal, Targets};
 use crate::mount::{MountOptions, Mounted};
 use crate::newest_manifest::newest_manifest;
 use crate::tree::Tree;
@@ -61,6 +61,10 @@ pub(super) struct Volume {
     pub(super) disk: Arc<MemoryDisk>,
     /// The bound of that journal.
     pub(super) journal_bytes: u64,
+    /// What waits for it.
+    pub(super) targets: Targets,
+    /// How many had begun each time that its host lost power.
+    power_lost: Arc<Mutex<Vec<u8>>>,
     /// Who began to take the volume, in this order.
     takers: Arc<Mutex<Vec<Arc<Taker>>>>,
     /// Those that holders make; none: they make none.
@@ -111,7 +115,9 @@ impl Taker {
 impl Volume {
     pub(super) fn new(world: Arc<World>, window: u64, snapshots: Option<Snapshots>) -> Self {
         let journal_bytes = JOURNAL_BYTES[JOURNAL_BYTES.len() - 1];
-        Self { world, window, disk: Arc::default(), journal_bytes, takers: Arc::default(), snapshots }
+        let targets = Targets { fsync: true, accept: false };
+        let (disk, power_lost, takers) = Default::default();
+        Self { world, window, disk, journal_bytes, targets, power_lost, takers, snapshots }
     }
 
     /// A process's way to the bucket.
@@ -155,13 +161,34 @@ impl Volume {
         self.holders().last().and_then(|last| last.found()).is_some_and(|(last, _)| last > epoch)
     }
 
+    /// The host with the journal loses power.
+    pub(super) fn lose_power(&self, below: impl FnMut(usize) -> usize) {
+        self.disk.lose_power(below);
+        self.power_lost.lock().push(u8::try_from(self.takers.lock().len()).expect("few"));
+    }
+
+    /// Whether that was between these two.
+    fn has_lost_power(&self, earlier: u8, later: u8) -> bool {
+        self.power_lost.lock().iter().any(|begun| (earlier + 1..=later).contains(begun))
+    }
+
     /// Whose word counts when `next`, of the epoch `later`, finds what a holder of the epoch
     /// `earlier` left: a process elsewhere gives that one's journal up.
-    pub(super) fn acknowledged_by(&self, earlier: u64, (later, next): (u64, &Taker)) -> By {
+    pub(super) fn acknowledged_by(
+        &self,
+        (earlier, before): (u64, &Taker),
+        (later, next): (u64, &Taker),
+    ) -> By {
         let takers = self.takers.lock();
         let is_between = |epoch| earlier < epoch && epoch < later;
         let is_given_up = |taker: &Arc<Taker>| !taker.has_journal && is_between(taker.progress.lock().epoch);
-        if !next.has_journal || takers.iter().any(is_given_up) { By::Bucket } else { By::Host }
+        if !next.has_journal || takers.iter().any(is_given_up) {
+            By::Bucket
+        } else if self.has_lost_power(before.number, next.number) {
+            By::Host
+        } else {
+            By::Files
+        }
     }
 
     /// Whether a process elsewhere has given up a journal.
@@ -180,7 +207,7 @@ impl Volume {
         let garbage = Timing { every: Duration::from_secs(1), passes: 1, left_alone: 0 };
         let journal = taker.has_journal.then(|| {
             let disk = Arc::clone(&self.disk) as Arc<dyn Disk>;
-            Arc::new(MountJournal::new(disk, JOURNAL, self.journal_bytes, true))
+            Arc::new(MountJournal::new(disk, JOURNAL, self.journal_bytes, self.targets))
         });
         let options =
             MountOptions { garbage, journal, ..MountOptions::plain(self.window, [taker.number; 16]) };
@@ -345,7 +372,7 @@ impl Life {
         tree.set_xattr(ROOT, "user.holder".as_ref(), &[self.taker.number], SetXattr::Any).await?;
         tree.sync_all().await?;
         assert!(!was_taken_over, "a holder that was taken over acknowledges what it changed since");
-        self.taker.model(|model| model.acknowledged_all(&mark));
+        self.taker.model(|model| model.acknowledged_all(&mark, By::Bucket));
         Ok(())
     }
 
@@ -366,22 +393,22 @@ impl Life {
         match (self.random.below(14), there) {
             (0..3, None) => {
                 taker.model(|model| model.begin_create(file));
-                let made = tree.make(ROOT, name(file), FILE, 0o644, CREATOR).await?;
+                let made = tree.accept(tree.make(ROOT, name(file), FILE, 0o644, CREATOR)).await?;
                 tree.forget(made.id.0, 1);
             }
             (2, Some(_)) => {
                 taker.model(|model| model.begin_unlink(file));
-                tree.remove(ROOT, name(file), false).await?;
+                tree.accept(tree.remove(ROOT, name(file), false)).await?;
             }
             (3, Some(_)) => {
                 let to = NAMES[self.random.below(NAMES.len())];
                 taker.model(|model| model.begin_rename(file, to));
-                tree.rename(ROOT, name(file), ROOT, name(to), RenameFlags::empty()).await?;
+                tree.accept(tree.rename(ROOT, name(file), ROOT, name(to), RenameFlags::empty())).await?;
             }
             (4, _) => {
                 let mark = taker.model(|model| model.mark());
                 tree.sync_all().await?;
-                taker.model(|model| model.acknowledged_all(&mark));
+                taker.model(|model| model.acknowledged_all(&mark, By::Bucket));
             }
             (5, _) => tokio::time::sleep(Duration::from_millis(self.random.below(8000) as u64)).await,
             (6, Some(pin)) => {
@@ -407,16 +434,19 @@ impl Life {
             // In place: rounds of a file may be on their way at a time.
             (10 | 11, Some(pin)) => {
                 if let Some(content) = taker.model(|model| model.begin_overwrite(file)) {
-                    tree.write_at(&pin, &[IoSlice::new(&content.bytes())], 0).await?;
+                    tree.accept_write(&pin, &[IoSlice::new(&content.bytes())], 0).await?;
                 }
             }
             (_, Some(pin)) => {
                 let size = SIZES[self.random.below(SIZES.len())];
                 let content = taker.model(|model| model.begin_write(file, size));
-                tree.set_size(&pin, 0).await?;
-                tree.write_at(&pin, &[IoSlice::new(&content.bytes())], 0).await?;
+                tree.accept(tree.set_size(&pin, 0)).await?;
+                tree.accept_write(&pin, &[IoSlice::new(&content.bytes())], 0).await?;
             }
             _ => {}
+        }
+        if tree.accepts_on_host() {
+            self.taker.model(|model| model.acknowledged_all(&model.mark(), By::Files));
         }
         Ok(())
     }

@@ -40,10 +40,8 @@ impl Content {
 #[derive(Debug, Clone, Default)]
 struct File {
     versions: Vec<Content>,
-    /// How many of them were acknowledged by a sync.
-    synced: usize,
-    /// And by one that the bucket has answered.
-    in_bucket: usize,
+    /// How many of them each has acknowledged.
+    acknowledged: Acknowledged,
 }
 
 /// The names after each step.
@@ -55,10 +53,8 @@ pub(super) struct Model {
     files: Vec<File>,
     /// The names after each step; the first is what the holder found.
     history: Vec<Names>,
-    /// Which of them was acknowledged last.
-    acknowledged: usize,
-    /// And by the bucket.
-    in_bucket: usize,
+    /// Which of them each has acknowledged last.
+    acknowledged: Acknowledged,
     version: u32,
 }
 
@@ -78,12 +74,33 @@ pub(super) struct FileMark {
     versions: usize,
 }
 
-/// Who has acknowledged something.
+/// Who has acknowledged something: each has all that the ones before it have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
+    /// It outlives the host.
     Bucket,
-    /// The journal of the holder's host, or the bucket.
+    /// The journal's disk: it outlives a loss of power.
     Host,
+    /// The journal's files: it outlives the process.
+    Files,
+}
+
+/// How far each has acknowledged.
+#[derive(Debug, Clone, Copy, Default)]
+struct Acknowledged([usize; 3]);
+
+impl Acknowledged {
+    const fn new(all: usize) -> Self {
+        Self([all; 3])
+    }
+
+    fn raise(&mut self, by: By, to: usize) {
+        self.0[by as usize..].iter_mut().for_each(|at| *at = to.max(*at));
+    }
+
+    const fn by(self, by: By) -> usize {
+        self.0[by as usize]
+    }
 }
 
 /// What a volume shows: names, in order, and what their files hold.
@@ -95,10 +112,10 @@ pub(super) type Floor = BTreeMap<usize, usize>;
 impl Model {
     /// That of a holder which found this; it numbers its contents from `version` on.
     pub(super) fn new(seen: &Seen, version: u32) -> Self {
-        let file = |content: &Content| File { versions: vec![*content], synced: 1, in_bucket: 1 };
+        let file = |content: &Content| File { versions: vec![*content], acknowledged: Acknowledged::new(1) };
         let names = seen.iter().enumerate().map(|(file, (name, _))| (name.clone(), file)).collect();
         let files = seen.iter().map(|(_, content)| file(content)).collect();
-        Self { files, history: vec![names], acknowledged: 0, in_bucket: 0, version }
+        Self { files, history: vec![names], acknowledged: Acknowledged::default(), version }
     }
 
     fn names(&self) -> Names {
@@ -164,21 +181,17 @@ impl Model {
         FileMark { step: self.mark().step, file, versions: self.files[file].versions.len() }
     }
 
-    pub(super) fn acknowledged_all(&mut self, mark: &Mark) {
-        self.acknowledged = self.acknowledged.max(mark.step);
-        self.in_bucket = self.in_bucket.max(mark.step);
+    pub(super) fn acknowledged_all(&mut self, mark: &Mark, by: By) {
+        self.acknowledged.raise(by, mark.step);
         for (file, versions) in self.files.iter_mut().zip(&mark.versions) {
-            file.acknowledged(*versions, By::Bucket);
+            file.acknowledged.raise(by, *versions);
         }
     }
 
     /// A file's sync covers its data, and all names before it.
     pub(super) fn acknowledged_file(&mut self, mark: FileMark, by: By) {
-        self.acknowledged = self.acknowledged.max(mark.step);
-        if by == By::Bucket {
-            self.in_bucket = self.in_bucket.max(mark.step);
-        }
-        self.files[mark.file].acknowledged(mark.versions, by);
+        self.acknowledged.raise(by, mark.step);
+        self.files[mark.file].acknowledged.raise(by, mark.versions);
     }
 
     /// What the holder itself sees.
@@ -220,10 +233,7 @@ impl Model {
                     names.get(name).is_some_and(|file| self.files[*file].may_hold(*content, by))
                 })
         };
-        let possible = match by {
-            By::Bucket => &self.history[self.in_bucket..],
-            By::Host => &self.history[self.acknowledged..],
-        };
+        let possible = &self.history[self.acknowledged.by(by)..];
         let files = &self.files;
         assert!(
             possible.iter().any(fits),
@@ -234,16 +244,10 @@ impl Model {
 }
 
 impl File {
-    fn acknowledged(&mut self, versions: usize, by: By) {
-        self.synced = self.synced.max(versions);
-        if by == By::Bucket {
-            self.in_bucket = self.in_bucket.max(versions);
-        }
-    }
-
     /// Whether a crash may leave this content: that of the last sync, or a later one.
     fn may_hold(&self, seen: Content, by: By) -> bool {
-        let synced = if by == By::Bucket { self.in_bucket } else { self.synced };
-        self.versions[synced.saturating_sub(1)..].iter().any(|version| version.shown() == seen)
+        self.versions[self.acknowledged.by(by).saturating_sub(1)..]
+            .iter()
+            .any(|version| version.shown() == seen)
     }
 }

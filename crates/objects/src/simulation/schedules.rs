@@ -40,6 +40,13 @@ fn what_a_journal_acknowledged_is_found_on_its_host() {
     run(seeds(200), With { journal: true, ..With::default() });
 }
 
+/// The same where the journal accepts each change: after a kill all are found that were made, after a
+/// loss of power those that were acknowledged.
+#[test]
+fn what_a_journal_accepted_is_found_after_a_kill() {
+    run(seeds(200), With { journal: true, accepts: true, ..With::default() });
+}
+
 /// The two together: a snapshot shows nothing that the journal alone has.
 #[test]
 fn a_snapshot_beside_a_journal_shows_what_was_there_when_it_was_made() {
@@ -57,7 +64,7 @@ fn a_follower_shows_states_in_their_order() {
 /// has, a follower does not show.
 #[test]
 fn a_follower_beside_snapshots_and_a_journal_shows_states_in_their_order() {
-    run(seeds(20), With { snapshots: true, journal: true, follower: true });
+    run(seeds(20), With { snapshots: true, journal: true, follower: true, ..With::default() });
 }
 
 /// Seeds that once failed. In 1549 an fsync beside a truncation found that the truncation had
@@ -137,6 +144,9 @@ fn a_volume_that_keeps_no_order_is_caught() {
         &["nobody gave the journal up, and it is lost", FAILS],
     );
     assert_caught_by_any(test, &["journal-released-before-the-bucket-has-it"], &[LOST, FAILS, OWN, GONE]);
+    let test = "simulation::schedules::what_a_journal_accepted_is_found_after_a_kill";
+    assert_caught(test, &["journal-accepted-unwritten"], LOST);
+    assert_caught(test, &["journal-written-taken-for-synced"], LOST);
     let test = "simulation::schedules::journaled::the_bucket_has_a_segment_before_a_sync_says_so";
     assert_caught(test, &["log-before-its-segments"], "a sync says that the bucket has a file");
     let test =

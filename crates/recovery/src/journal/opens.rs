@@ -23,6 +23,9 @@ impl Journal {
         self.set(at + 3, u64::from(record.flags) | u64::from(record.is_foreign_mapper) << 32);
         self.set(at + 4, u64::from(record.opener_pid));
         self.set(at + 5, record.request & !RESENT);
+        if record.kind == OpenKind::Dir {
+            self.clear_places(slot);
+        }
         self.memory.raise(NEXT_NUMBER, record.handle + 1);
         self.set(at, if record.kind == OpenKind::File { 1 } else { 2 });
         Some(slot)

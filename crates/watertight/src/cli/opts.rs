@@ -167,6 +167,10 @@ pub const VALID: &[(&str, &str)] = &[
         "fsync_to=WHERE",
         "object storage: an fsync returns when the bucket has it: store [default]; or the journal: host",
     ),
+    (
+        "accept_to=WHERE",
+        "object storage: a write returns when this process has it: memory [default]; or the journal, from which the next mount has it if this process dies: host, as with recover=on",
+    ),
     ("journal_size=SIZE", "bound on the journal; when it is full, an fsync waits for the bucket [1G]"),
     ("encrypt-key-file=FILE", "object storage: the key of an encrypted volume; an absolute path"),
     ("disk_cache=DIR", "object storage: keep what was read or written on this host's disk, for later mounts"),
@@ -195,7 +199,7 @@ pub fn refused(name: &str) -> Option<&'static str> {
 
 /// The help that follows the arguments of `attach`.
 pub const ATTACH_HELP: &str = "Options for -o: ro, rw, cache=SIZE, flushers=N, dirty_after=TIME, dirty_max=SIZE, \
-flush_on_close, drain_timeout=TIME, sync_policy=POLICY, limit=CGROUP:LIMIT[:LIMIT], stall_after=TIME, follow=TIME, takeover, abandon=HOST, snapshot=NAME, encrypt-key-file=FILE, journal=DIR, fsync_to=WHERE, journal_size=SIZE, disk_cache=DIR, disk_cache_size=SIZE, as for `mount`.\n\n\
+flush_on_close, drain_timeout=TIME, sync_policy=POLICY, limit=CGROUP:LIMIT[:LIMIT], stall_after=TIME, follow=TIME, takeover, abandon=HOST, snapshot=NAME, encrypt-key-file=FILE, journal=DIR, fsync_to=WHERE, accept_to=WHERE, journal_size=SIZE, disk_cache=DIR, disk_cache_size=SIZE, as for `mount`.\n\n\
 Examples:\n  \
 watertight attach /srv/project /mnt/data/project\n  \
 watertight attach -o ro,cache=64M dir:/srv/archive /mnt/data/archive\n  \
@@ -206,13 +210,14 @@ The last one shows a directory of the mountpoint in a second place.\n\
  Credentials for object storage are those in the environment of the mount process.";
 
 /// Options of volumes on object storage.
-const OF_OBJECT_STORAGE: [&str; 10] = [
+const OF_OBJECT_STORAGE: [&str; 11] = [
     "follow",
     "takeover",
     "abandon",
     "snapshot",
     "journal",
     "fsync_to",
+    "accept_to",
     "journal_size",
     "encrypt-key-file",
     "disk_cache",
@@ -331,9 +336,14 @@ impl MountOptions {
             }
             options.uring = Uring::Off;
         }
-        let objects = &options.objects;
-        if objects.journal.is_none() && (objects.fsync_to_host || objects.journal_size.is_some()) {
-            let option = if objects.fsync_to_host { "fsync_to=host" } else { "journal_size" };
+        let objects = &mut options.objects;
+        let given = [
+            ("fsync_to=host", objects.fsync_to_host),
+            ("accept_to=host", objects.accept_to_host),
+            ("journal_size", objects.journal_size.is_some()),
+        ];
+        objects.accept_to_host |= options.recover && objects.journal.is_some();
+        if let Some((option, _)) = given.iter().find(|(_, is_given)| *is_given && objects.journal.is_none()) {
             return Err(wrong_option(&format!(
                 "{option}: give journal=DIR, a directory on a disk of this host"
             )));
@@ -418,6 +428,10 @@ impl MountOptions {
             "fsync_to" => {
                 self.objects.fsync_to_host =
                     one_of(needed()?, &[("store", false), ("host", true)]).map_err(wrong)?;
+            }
+            "accept_to" => {
+                self.objects.accept_to_host =
+                    one_of(needed()?, &[("memory", false), ("host", true)]).map_err(wrong)?;
             }
             "journal_size" => {
                 let bytes = parse_bytes(needed()?).map_err(wrong)?;
@@ -602,6 +616,8 @@ mod tests {
             ("journal=rel", "an absolute path"),
             ("journal=/j,fsync_to=disk", "give store or host"),
             ("fsync_to=host", "give journal=DIR"),
+            ("accept_to=host", "give journal=DIR"),
+            ("journal=/j,accept_to=disk", "give memory or host"),
             ("journal_size=1G", "give journal=DIR"),
             ("journal=/j,journal_size=1M", "at least 16M"),
             ("encrypt-key-file=key", "an absolute path"),

@@ -81,7 +81,7 @@ pub fn run(args: &MountArgs, in_background: bool, is_kept: bool) -> Result<ExitC
     let source = progress::waiting_for(&what, &from, || checks::source(&args.source))?;
     opts::fit(&args.options, &source.spec)?;
     if options.recover {
-        recovery::check_source(&source.spec)?;
+        recovery::check_source(&source.spec, &options)?;
     }
     let mountpoint = progress::waiting_for(&what, &to, || checks::mountpoint(&args.mountpoint))?;
     if args.no_links && mountpoint != args.mountpoint {

@@ -125,6 +125,7 @@ pub(crate) fn volume_options(
         sync_policy: options.sync_policy,
         tenants,
         recovery: recovery.map(Arc::clone),
+        write_through: options.objects.accept_to_host,
         ..defaults
     }
 }

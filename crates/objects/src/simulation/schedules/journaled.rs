@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::bucket::{Bucket, Patience};
 use crate::journal::disk::Disk;
 use crate::journal::memory_disk::MemoryDisk;
-use crate::journal::setup::MountJournal;
+use crate::journal::setup::{MountJournal, Targets};
 use crate::mount::{MountOptions, Mounted};
 use crate::newest_manifest::newest_manifest;
 use crate::node::Pin;
@@ -26,11 +26,12 @@ struct Place {
     world: Arc<World>,
     disk: Arc<MemoryDisk>,
     journal_bytes: u64,
+    accepts: bool,
 }
 
 impl Place {
     fn new(journal_bytes: u64) -> Self {
-        let place = Self { world: World::new(1), disk: Arc::default(), journal_bytes };
+        let place = Self { world: World::new(1), disk: Arc::default(), journal_bytes, accepts: false };
         place.world.heal();
         place
     }
@@ -40,7 +41,8 @@ impl Place {
         let bucket = Bucket::new(Arc::new(objects), "v".into()).seeded(nonce.into());
         let bucket = bucket.with_patience(Patience::UntilStopped);
         let disk = Arc::clone(&self.disk) as Arc<dyn Disk>;
-        let journal = Some(Arc::new(MountJournal::new(disk, JOURNAL, self.journal_bytes, true)));
+        let targets = Targets { fsync: true, accept: self.accepts };
+        let journal = Some(Arc::new(MountJournal::new(disk, JOURNAL, self.journal_bytes, targets)));
         let options = MountOptions { journal, ..MountOptions::plain(8, [nonce; 16]) };
         let last = newest_manifest(&bucket).await?;
         Mounted::open(bucket, last, options).await

@@ -1,13 +1,12 @@
 //! The server that goes on with a mount whose server has died.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use handover::Incoming;
 use recovery::{Journal, LastEnd, Link, NodeKey, Recovery, keeper};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use store::{DirStore, StoreState};
 
@@ -16,7 +15,7 @@ use crate::cli::MountArgs;
 use crate::cli::kept::Kept;
 use crate::cli::opts::MountOptions;
 use crate::daemon::mount::supervise;
-use crate::daemon::upgrade::resume::{self, Follower};
+use crate::daemon::upgrade::resume::{self, Follower, is_aborted};
 use crate::daemon::upgrade::state::State;
 use crate::host::{mount_agent, notify};
 use crate::term::problem::{Problem, Result};
@@ -26,8 +25,14 @@ use crate::term::problem::{Problem, Result};
 /// The host may have given the inode number of an object that is gone to another one. One of those
 /// with one number is there: the one that its handle leads to, or that the keeper holds.
 fn add_objects(state: &mut State, journal: &Journal, kept: &Kept, medium: &OwnedFd, incoming: &Incoming) {
-    let StoreState::Dir(store) = &mut state.volume.store else { return };
     let nodes = journal.nodes();
+    let store = match &mut state.volume.store {
+        StoreState::Dir(store) => store,
+        StoreState::Numbered(numbered) => {
+            nodes.iter().for_each(|(_, node)| numbered.add(store::ObjectId(node.id), node.key.as_ref()));
+            return;
+        }
+    };
     let held = |id: u64| kept.held.iter().find(|(held, _)| held.node == id).map(|(_, number)| *number);
     let mut sharers: HashMap<u64, usize> = HashMap::new();
     for key in nodes.iter().filter_map(|(_, node)| node.key.as_ref()) {
@@ -48,14 +53,6 @@ fn add_objects(state: &mut State, journal: &Journal, kept: &Kept, medium: &Owned
             _ => store.add_gone(id),
         }
     }
-}
-
-/// Whether the kernel's connection has ended.
-fn is_aborted(incoming: &Incoming, device: RawFd) -> bool {
-    let Ok(device) = incoming.take(device) else { return true };
-    let mut fds = [PollFd::new(&device, PollFlags::empty())];
-    let polled = poll(&mut fds, Some(&Timespec::default()));
-    polled.is_err() || fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
 /// What a server ends with that cannot take the mount over, and that another one may follow.

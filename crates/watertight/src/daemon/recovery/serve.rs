@@ -21,7 +21,7 @@ use crate::term::shown::Show as _;
 pub(crate) const STATE: RawFd = keeper::NUMBERS.start;
 pub(crate) const JOURNAL: RawFd = STATE + 1;
 const DEVICE: RawFd = STATE + 2;
-pub(super) const LOCK: RawFd = STATE + 3;
+pub(crate) const LOCK: RawFd = STATE + 3;
 const LISTENER: RawFd = STATE + 4;
 
 /// The means of the first server.
@@ -40,19 +40,20 @@ pub(crate) fn begin() -> Result<Arc<Recovery>> {
 ///
 /// # Errors
 /// Why not, in words.
-pub(crate) fn check_source(spec: &str) -> Result<()> {
+pub(crate) fn check_source(spec: &str, options: &MountOptions) -> Result<()> {
     let inner = checks::innermost(spec);
-    let why = if object_volumes::looks_like(inner) {
-        "is one on object storage, whose lease and journal end with its process"
-    } else if inner.starts_with("dir:") {
+    let why = if object_volumes::is_memory(inner) || inner.starts_with("mem:") {
+        "is in the memory of its process, and ends with it"
+    } else if !object_volumes::looks_like(inner) {
         return Ok(());
+    } else if options.read_only == Some(true) || options.objects.snapshot.is_some() {
+        "is on object storage, where a volume that is only read is held by nobody: leave recover=on out"
+    } else if options.objects.journal.is_none() {
+        "is on object storage: give journal=DIR as well, a directory of this host, where what was accepted is kept until the bucket has it"
     } else {
-        "is in the memory of its process"
+        return Ok(());
     };
-    Err(Problem::usage(format!(
-        "recover=on: only volumes in directories can be recovered yet, and {} {why}",
-        spec.shown()
-    )))
+    Err(Problem::usage(format!("recover=on: {} {why}", spec.shown())))
 }
 
 /// Whether the host finds this store's objects again.

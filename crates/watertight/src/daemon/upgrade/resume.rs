@@ -7,7 +7,7 @@
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 use cgroups::Hierarchy;
 use handover::Incoming;
 use recovery::Recovery;
-use store::{DirOptions, DirStore, NumberedState, Store, StoreState};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use store::{DirOptions, DirStore, ErrorKind, NumberedState, Store, StoreState};
 use volume::{Reopening, Tenants, Volume};
 
 use super::state::{State, now_ns};
@@ -161,6 +162,8 @@ pub(crate) fn resume(
     let failed = |what: &str, error: &dyn std::fmt::Display| Problem::failure(format!("{what}: {error}"));
     let recovery = follower.map(|follower| follower.recovery);
     let is_upgrade = follower.map_or(reason.is_none(), |follower| follower.upgraded);
+    // The program before takes the mount over if this one does not.
+    let awaited = if is_upgrade { Awaited::Briefly } else { Awaited::UntilItAnswers };
     let tree = Hierarchy::find(&options.cgroup)
         .map_err(|error| Problem::usage(in_one_line(&format!("option cgroup: {error}"))))?;
     if !options.recover {
@@ -188,7 +191,7 @@ pub(crate) fn resume(
 
     let store_failed = |error: store::Error| failed("the store", &error);
     let TakenStore { store, files, directory } =
-        take_store(options, state, incoming, reason.is_some()).map_err(store_failed)?;
+        take_store(options, state, incoming, (awaited, follower.is_some())).map_err(store_failed)?;
     privileges::respect_quotas();
     let tenants = || tree.map_or_else(|| Ok(Arc::default()), Tenants::of);
     let tenants = volume::span_of(&name).in_scope(tenants);
@@ -267,13 +270,21 @@ struct TakenStore {
     directory: Option<Arc<DirStore>>,
 }
 
-/// The store that the state names. Where `is_last`, no other program can take it over: then it is
-/// waited for if its medium does not answer.
+/// How long a store is waited for whose medium does not answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Awaited {
+    /// For [`OPEN_MAX`]: the program before can take it over.
+    Briefly,
+    /// Until it answers: no other program can.
+    UntilItAnswers,
+}
+
+/// The store that the state names. `is_kept`: a keeper has its lock.
 fn take_store(
     options: &MountOptions,
     state: &State,
     incoming: &Incoming,
-    is_last: bool,
+    (awaited, is_kept): (Awaited, bool),
 ) -> store::Result<TakenStore> {
     let spec = &state.source;
     match &state.volume.store {
@@ -285,26 +296,43 @@ fn take_store(
             Ok(TakenStore { store: Arc::clone(&store) as _, files, directory: Some(store) })
         }
         StoreState::Numbered(numbered) => {
-            let store = open_again(options, state, numbered, is_last)?;
+            let lock = is_kept.then(|| incoming.take(serve::LOCK)).transpose();
+            let lock = lock.map_err(|error| store::Error::with(ErrorKind::Io, "open", error.to_string()))?;
+            let is_aborted = || is_aborted(incoming, state.session.device);
+            let store = open_again(options, state, (numbered, lock.map(Arc::new)), (awaited, &is_aborted))?;
             Ok(TakenStore { store, files: Vec::new(), directory: None })
         }
     }
+}
+
+/// Whether the kernel's connection has ended.
+pub(crate) fn is_aborted(incoming: &Incoming, device: RawFd) -> bool {
+    let Ok(device) = incoming.take(device) else { return true };
+    let mut fds = [PollFd::new(&device, PollFlags::empty())];
+    let polled = poll(&mut fds, Some(&Timespec::default()));
+    polled.is_err() || fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+}
+
+fn given_up() -> store::Error {
+    store::Error::with(ErrorKind::Io, "open", "the mount was given up")
 }
 
 /// Opens a volume on object storage again. The service manager's watchdog is answered meanwhile.
 fn open_again(
     options: &MountOptions,
     state: &State,
-    numbered: &NumberedState,
-    is_last: bool,
+    (numbered, journal_lock): (&NumberedState, Option<Arc<OwnedFd>>),
+    (awaited, is_aborted): (Awaited, &dyn Fn() -> bool),
 ) -> store::Result<Arc<dyn Store>> {
+    let is_last = awaited == Awaited::UntilItAnswers;
     let mut is_told = false;
     loop {
         let (spec, objects) = (state.source.clone(), options.objects.clone());
         let (mountpoint, numbered) = (state.mounted.mountpoint.clone(), numbered.clone());
-        let open = move || object_volumes::resume(&spec, &objects, &mountpoint, &numbered);
+        let lock = journal_lock.clone();
+        let open = move || object_volumes::resume(&spec, &objects, &mountpoint, &numbered, lock);
         let failed =
-            |error: std::io::Error| store::Error::with(store::ErrorKind::NoMemory, "open", error.to_string());
+            |error: std::io::Error| store::Error::with(ErrorKind::NoMemory, "open", error.to_string());
         let opened = spawn_for_result("open-again", open).map_err(failed)?;
         let begun = Instant::now();
         let error = loop {
@@ -315,14 +343,16 @@ fn open_again(
                 // The program before asks again, and finds what this one has begun.
                 Err(_) if !is_last && begun.elapsed() >= OPEN_MAX => {
                     return Err(store::Error::with(
-                        store::ErrorKind::TimedOut,
+                        ErrorKind::TimedOut,
                         "open",
                         "the bucket does not answer",
                     ));
                 }
+                // Nobody waits for it any more.
+                Err(_) if is_aborted() => return Err(given_up()),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(store::Error::new(store::ErrorKind::Io, "open"));
+                    return Err(store::Error::new(ErrorKind::Io, "open"));
                 }
             }
         };
@@ -331,6 +361,9 @@ fn open_again(
         }
         if !std::mem::replace(&mut is_told, true) {
             tracing::error!(%error, "the volume cannot be opened again: it is tried until it can");
+        }
+        if is_aborted() {
+            return Err(given_up());
         }
         std::thread::sleep(ASKED_AGAIN);
     }

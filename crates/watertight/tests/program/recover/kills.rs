@@ -16,7 +16,7 @@ use crate::rig::eventually;
 use crate::upgrade::load::Load;
 
 /// How often servers are killed in a test.
-const KILLS: u64 = 8;
+pub(super) const KILLS: u64 = 8;
 /// Changes of a round of [`change_names`].
 const CHANGES: u64 = 14;
 
@@ -48,6 +48,10 @@ impl Pauses {
 #[test]
 fn programs_notice_a_pause_when_the_server_is_killed() {
     let Some(it) = Kept::mount("") else { return };
+    check_load(it, "programs of all kinds");
+}
+
+pub(super) fn check_load(mut it: Kept, what: &str) {
     let load = Load::start(&it.rig.mnt);
     let mut pauses = Pauses(Vec::new());
     for n in 1..=KILLS {
@@ -58,10 +62,9 @@ fn programs_notice_a_pause_when_the_server_is_killed() {
         load.check();
         assert_eq!(it.recovery(), ("on".to_owned(), n), "{}", it.keeper.stderr());
     }
-    pauses.tell("programs of all kinds");
+    pauses.tell(what);
     load.finish();
-    it.unmount();
-    load.is_in(&it.rig.store);
+    load.is_in(&it.end());
 }
 
 /// Makes every kind of change that a second execution would answer otherwise, until the end.
@@ -124,44 +127,46 @@ impl Drop for Programs<'_> {
 
 /// The programs: four that change names, one that writes and reads. Kills servers so often; between two
 /// of them each program comes on.
-fn check_kills(it: &Kept, kills: u64, what: &str) {
+pub(super) fn check_kills(it: &mut Kept, kills: u64, what: &str) {
     let is_over = AtomicBool::new(false);
     let rounds: Vec<AtomicU64> = (0..5).map(|_| AtomicU64::new(0)).collect();
     let mut pauses = Pauses(Vec::new());
+    let kept = &*it;
     thread::scope(|scope| {
         let programs = Programs { is_over: &is_over, rounds: &rounds };
         let workers: Vec<_> = (0..5)
             .map(|n: usize| {
-                let (at, is_over, rounds) = (it.at(&n.to_string()), &is_over, &rounds[n]);
+                let (at, is_over, rounds) = (kept.at(&n.to_string()), &is_over, &rounds[n]);
                 scope.spawn(move || match n {
                     4 => write_and_read(&at, is_over, rounds),
                     _ => change_names(&at, is_over, rounds),
                 })
             })
             .collect();
-        let mut server = it.server();
+        let mut server = kept.server();
         for n in 1..=kills {
             // Anywhere in what the programs do.
             thread::sleep(Duration::from_micros(n.wrapping_mul(7919) % 20_011));
             let before: Vec<u64> = programs.rounds.iter().map(|one| one.load(Ordering::SeqCst)).collect();
-            pauses.kill(it, server);
+            pauses.kill(kept, server);
             eventually("each goes on", || {
                 assert!(workers.iter().all(|worker| !worker.is_finished()), "a program has failed");
                 programs.rounds.iter().zip(&before).all(|(now, before)| now.load(Ordering::SeqCst) > *before)
             });
-            server = it.server();
+            server = kept.server();
             if n % 500 == 0 {
                 eprintln!("{n} of {kills} kills");
             }
         }
     });
     assert_eq!(it.recovery(), ("on".to_owned(), kills), "{}", it.keeper.stderr());
-    it.unmount();
+    let stored = it.end();
     let mut changes = 0;
     for (n, rounds) in rounds[..4].iter().enumerate() {
-        let (log, rounds) = (it.rig.stored(&format!("{n}/log")).unwrap(), rounds.load(Ordering::SeqCst));
+        let at = stored.join(n.to_string());
+        let (log, rounds) = (fs::read(at.join("log")).unwrap(), rounds.load(Ordering::SeqCst));
         assert_eq!(log.len() as u64, 3 * rounds, "each write once");
-        let left = fs::read_dir(it.rig.store.join(n.to_string())).unwrap().count();
+        let left = fs::read_dir(&at).unwrap().count();
         assert_eq!(left, 1, "only the log");
         changes += rounds * CHANGES;
     }
@@ -171,8 +176,8 @@ fn check_kills(it: &Kept, kills: u64, what: &str) {
 
 #[test]
 fn each_change_is_made_once() {
-    let Some(it) = Kept::mount("") else { return };
-    check_kills(&it, 2 * KILLS, "changes of names, large writes and reads");
+    let Some(mut it) = Kept::mount("") else { return };
+    check_kills(&mut it, 2 * KILLS, "changes of names, large writes and reads");
 }
 
 /// As often as `WATERTIGHT_KILLS` says.
@@ -180,6 +185,6 @@ fn each_change_is_made_once() {
 #[ignore = "a campaign: docs/TESTING.md"]
 fn campaign() {
     let kills = std::env::var("WATERTIGHT_KILLS").ok().and_then(|n| n.parse().ok());
-    let Some(it) = Kept::mount("") else { return };
-    check_kills(&it, kills.unwrap_or(1000), "campaign");
+    let Some(mut it) = Kept::mount("") else { return };
+    check_kills(&mut it, kills.unwrap_or(1000), "campaign");
 }

@@ -1,0 +1,92 @@
+//! How far open directories were listed.
+//!
+//! | word | |
+//! |---|---|
+//! | 0 | which place is the newest: 0 none, 1 the first, 2 the second; 4 more: the other one is the one before |
+//! | 1 to 34 | the first: what continues it, the name's length, its bytes |
+//! | 35 to 68 | the second |
+//!
+//! The answer that has the entries up to the newest may not have reached the kernel: the request is
+//! sent again then, and goes on from the place before.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+
+use sync::mutant::is_on;
+
+use super::{Journal, NAME_BYTES_MAX, PLACE, PLACES_AT, Slot};
+
+/// Words of one place.
+const ONE: usize = 2 + NAME_BYTES_MAX.div_ceil(8);
+/// The other place counts, too.
+const HAS_BEFORE: u64 = 4;
+
+const _: () = assert!(1 + 2 * ONE <= PLACE);
+
+/// A place in the listing of a directory: behind the entry of this name, whose continuation is `next`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// What the kernel continues it with.
+    pub next: u64,
+    /// The entry's name.
+    pub name: OsString,
+}
+
+impl Journal {
+    /// A directory is about to be answered up to this entry. Its opening is listed by one thread at a
+    /// time. A name that is too long is none.
+    pub fn set_place(&self, opening: Slot, next: u64, name: &OsStr) {
+        let bytes = name.as_bytes();
+        if bytes.len() > NAME_BYTES_MAX || is_on("recovery-place-not-kept") {
+            return;
+        }
+        let at = PLACES_AT + opening.0 as usize * PLACE;
+        let newest = self.get(at) & !HAS_BEFORE;
+        // What is overwritten does not count meanwhile.
+        self.set(at, newest);
+        let into = if newest == 1 { 2 } else { 1 };
+        let place = at + place_at(into);
+        self.set(place, next);
+        self.set(place + 1, bytes.len() as u64);
+        for (n, part) in bytes.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            self.set(place + 2 + n, u64::from_le_bytes(word));
+        }
+        self.set(at, into | if newest == 0 { 0 } else { HAS_BEFORE });
+    }
+
+    /// How far an open directory was listed: the newest place, then the one before.
+    #[must_use]
+    pub fn places(&self, opening: Slot) -> Vec<Place> {
+        let at = PLACES_AT + opening.0 as usize * PLACE;
+        let word = self.get(at);
+        let newest = word & !HAS_BEFORE;
+        let (first, second) = (at + place_at(1), at + place_at(2));
+        let (newest, before) = match newest {
+            1 => (first, second),
+            2 => (second, first),
+            _ => return Vec::new(),
+        };
+        let before = Some(before).filter(|_| word & HAS_BEFORE != 0);
+        std::iter::once(newest).chain(before).map(|place| self.place(place)).collect()
+    }
+
+    /// A new opening has none.
+    pub(super) fn clear_places(&self, slot: Slot) {
+        self.set(PLACES_AT + slot.0 as usize * PLACE, 0);
+    }
+
+    fn place(&self, at: usize) -> Place {
+        let len = usize::try_from(self.get(at + 1)).unwrap_or(0).min(NAME_BYTES_MAX);
+        let mut bytes: Vec<u8> =
+            (0..len.div_ceil(8)).flat_map(|n| self.get(at + 2 + n).to_le_bytes()).collect();
+        bytes.truncate(len);
+        Place { next: self.get(at), name: OsString::from_vec(bytes) }
+    }
+}
+
+/// Where a place is in its slot.
+const fn place_at(number: u64) -> usize {
+    if number == 1 { 1 } else { 1 + ONE }
+}

@@ -1,0 +1,151 @@
+//! `recover=on` of volumes on object storage: what was accepted is in a journal of the host.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::process::{Signal, kill_process};
+
+use super::kills::{KILLS, check_kills, check_load};
+use super::{Kept, can_resend, check_accepted, check_nothing_is_left, check_upgrades};
+use crate::rig::{Rig, eventually, run};
+
+impl Kept {
+    /// A mount of a new volume, with a journal.
+    fn mount_bucket(options: &str) -> Option<Self> {
+        if !can_resend() {
+            return None;
+        }
+        let mut rig = Rig::mounting()?;
+        let url = match std::env::var("WATERTIGHT_TEST_URL") {
+            Ok(bucket) => {
+                let unique = rig.root.file_name().and_then(|name| name.to_str()).unwrap();
+                format!("{bucket}/{}-{unique}", std::process::id())
+            }
+            Err(_) => format!("file://{}/bucket", rig.root.display()),
+        };
+        rig.run(&["format", &url]).ok();
+        let journal = rig.root.join("journal");
+        fs::create_dir(&journal).unwrap();
+        let keeper = rig.mount_source(&url, &format!("recover=on,journal={}{options}", journal.display()));
+        Some(Self { rig, keeper, url: Some(url) })
+    }
+}
+
+#[test]
+fn no_accepted_byte_is_lost_and_no_file_is_closed() {
+    for mode in ["write-through", "kernel-writeback"] {
+        let Some(it) = Kept::mount_bucket(&format!(",mode={mode},dirty_after=1h")) else { return };
+        check_accepted(it, mode);
+    }
+}
+
+#[test]
+fn programs_notice_a_pause_when_the_server_is_killed() {
+    let Some(it) = Kept::mount_bucket("") else { return };
+    check_load(it, "programs of all kinds, in a bucket");
+}
+
+#[test]
+fn each_change_is_made_once() {
+    let Some(mut it) = Kept::mount_bucket("") else { return };
+    check_kills(&mut it, KILLS, "changes of names, large writes and reads, in a bucket");
+}
+
+/// As often as `WATERTIGHT_KILLS` says.
+#[test]
+#[ignore = "a campaign: docs/TESTING.md"]
+fn campaign() {
+    let kills = std::env::var("WATERTIGHT_KILLS").ok().and_then(|n| n.parse().ok());
+    let Some(mut it) = Kept::mount_bucket("") else { return };
+    check_kills(&mut it, kills.unwrap_or(1000), "campaign, in a bucket");
+}
+
+#[test]
+fn an_upgrade_is_a_pause_and_no_death() {
+    let Some(it) = Kept::mount_bucket("") else { return };
+    check_upgrades(it, 3);
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let Some(it) = Kept::mount_bucket("") else { return };
+    check_nothing_is_left(&it);
+}
+
+/// `rm -r` removes what it has listed, and goes on where it was.
+#[test]
+fn a_directory_that_is_read_goes_on_where_it_was() {
+    const NAMES: usize = 3000;
+    let Some(it) = Kept::mount_bucket("") else { return };
+    fs::create_dir(it.at("dir")).unwrap();
+    for n in 0..NAMES {
+        File::create(it.at(&format!("dir/a-name-that-is-long-enough-for-several-readings-{n}"))).unwrap();
+    }
+    let mut seen = 0;
+    for entry in fs::read_dir(it.at("dir")).unwrap() {
+        fs::remove_file(entry.unwrap().path()).unwrap();
+        seen += 1;
+        if seen % 700 == 1 {
+            kill_process(it.server(), Signal::KILL).unwrap();
+        }
+    }
+    assert_eq!(seen, NAMES);
+    fs::remove_dir(it.at("dir")).unwrap();
+    it.unmount();
+}
+
+/// A file without a name gets its first one, also if two servers have died since.
+#[test]
+fn a_file_without_a_name_can_be_linked_by_the_next_server() {
+    let Some(mut it) = Kept::mount_bucket("") else { return };
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let mut made = File::from(rustix::fs::open(&it.rig.mnt, flags, Mode::RUSR | Mode::WUSR).unwrap());
+    made.write_all(b"made").unwrap();
+    it.kill_and_wait(Signal::KILL);
+    it.kill_and_wait(Signal::KILL);
+    let path = format!("/proc/self/fd/{}", made.as_raw_fd());
+    rustix::fs::linkat(CWD, path, CWD, it.at("made"), AtFlags::SYMLINK_FOLLOW).unwrap();
+    drop(made);
+    assert_eq!(fs::read(it.end().join("made")).unwrap(), b"made");
+}
+
+/// Nobody else gets the volume between two servers, and nobody the journal.
+#[test]
+fn a_volume_is_nobody_elses_while_no_server_is_there() {
+    let Some(it) = Kept::mount_bucket("") else { return };
+    fs::write(it.at("file"), "file").unwrap();
+    let (other, url) = (it.rig.root.join("other"), it.url.clone().unwrap());
+    fs::create_dir(&other).unwrap();
+    let mount = |options: &str| {
+        let mut command = it.rig.command(&["mount", "-o", options, &url]);
+        command.arg(&other).env("WATERTIGHT_RUNTIME_DIR", it.rig.root.join("run-elsewhere"));
+        command
+    };
+    let journal = format!("uring=off,journal={}", it.rig.root.join("journal").display());
+    let (without, with, file) = (mount("uring=off"), mount(&journal), it.at("file"));
+    let read = it.while_none_serves(move || {
+        run(without).ends(1, "held by");
+        run(with).ends(1, "uses the journal");
+        fs::read(file).unwrap()
+    });
+    assert_eq!(read, b"file");
+    eventually("it says that one has died", || it.recovery().1 == 1);
+    it.unmount();
+}
+
+#[test]
+fn what_cannot_be_recovered_is_refused_in_words() {
+    let Some(it) = Kept::mount_bucket("") else { return };
+    let (other, url) = (it.rig.root.join("other"), it.url.clone().unwrap());
+    fs::create_dir(&other).unwrap();
+    let other = other.to_str().unwrap();
+    let refused = |options: &str, url: &str, why: &str| {
+        it.rig.run(&["mount", "-o", options, url, other]).ends(2, why);
+    };
+    refused("recover=on", &url, "give journal=DIR");
+    refused("recover=on,ro", &url, "only read");
+    refused("recover=on", "memory://name", "memory");
+    it.unmount();
+}
