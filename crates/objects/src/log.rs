@@ -354,6 +354,10 @@ impl CommitLog {
         object::put_rows(&mut state.rows, rows);
         state.last_seq = rows.last().map(|row| row.seq).or(state.last_seq);
         self.seal_if_large(&mut state);
+        if self.journal.get().is_some_and(|(_, targets)| targets.accept) {
+            // Also what nobody waits for, such as the removal of what has no name any more.
+            self.journal_wanted.notify_one();
+        }
         Ok(())
     }
 

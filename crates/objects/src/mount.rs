@@ -364,7 +364,8 @@ impl Mounted {
     pub(crate) fn requests(&self) -> RequestStats {
         let disk_cache = self.tree.segments.reader().disk_cache().map(DiskCache::stats);
         let journal = self.log.journal_stats();
-        RequestStats { disk_cache, journal, ..self.bucket.stats().into() }
+        let unsaved_bytes = self.tree.pending.bytes() + self.log.unsaved_bytes();
+        RequestStats { unsaved_bytes, disk_cache, journal, ..self.bucket.stats().into() }
     }
 
     /// Ends every call that waits, with an error.

@@ -92,6 +92,7 @@ impl From<Stats> for store::RequestStats {
         Self {
             kinds: kinds.into(),
             bounds: LATENCY_MS.map(Duration::from_millis).into(),
+            unsaved_bytes: 0,
             sent_bytes: stats.bytes_up,
             received_bytes: stats.bytes_down,
             throttled: stats.throttled,

@@ -48,6 +48,8 @@ pub struct RequestStats {
     pub oldest: Option<Duration>,
     /// Set while requests go unanswered.
     pub unanswered: Option<Unanswered>,
+    /// Bytes that only this process has: neither the service nor a journal has them.
+    pub unsaved_bytes: u64,
     /// The cache on this host's disk, where there is one.
     pub disk_cache: Option<DiskCacheStats>,
     /// The journal on this host that an fsync waits for, if there is one.

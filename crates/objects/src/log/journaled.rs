@@ -9,6 +9,7 @@
 //! The ones behind it are not, until the journal has the whole of it or it is durable: an object
 //! that is made from a part is the log's last.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use store::{ErrorKind, JournalStats, Result};
 use sync::mutant::is_on;
 
 use super::object::HEADER;
-use super::{CommitLog, State, plain};
+use super::{CommitLog, Sealed, State, plain};
 use crate::journal::setup::Targets;
 use crate::journal::{Journal, Place, Record};
 use crate::rows::Object;
@@ -259,6 +260,23 @@ impl CommitLog {
     /// The journal, also one that takes nothing any more.
     pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
         self.journal.get().map(|(journal, _)| journal)
+    }
+
+    /// Bytes that were put and appended, and that neither the bucket nor the journal's files have.
+    pub(crate) fn unsaved_bytes(&self) -> u64 {
+        let state = self.state.lock();
+        let Progress { at, is_whole, .. } = state.journaled;
+        let len = |number: u64, data: usize, rows: usize| match number.cmp(&at.number) {
+            Ordering::Less => 0,
+            Ordering::Equal if is_whole => 0,
+            Ordering::Equal => data.saturating_sub(at.data) + rows.saturating_sub(at.rows),
+            Ordering::Greater => data + rows,
+        };
+        let sealed = state.sealed.iter().filter(|(_, sealed)| !sealed.is_there);
+        let sealed = sealed
+            .map(|(number, Sealed { content, .. })| len(*number, content.data.len(), content.rows.len()));
+        let open = len(state.open, state.data.len(), state.rows.len());
+        (sealed.sum::<usize>() + open) as u64
     }
 
     pub(crate) fn journal_stats(&self) -> Option<JournalStats> {

@@ -132,7 +132,7 @@ pub const VALID: &[(&str, &str)] = &[
     ("uring=WHEN", "FUSE over io_uring: on, off, or auto [default]: where the host's switch is on"),
     (
         "recover=WHEN",
-        "if the mount process dies, another one goes on with the mount: on, or off [default]; written data goes to the store at once",
+        "if the mount process dies, another one goes on with the mount: on, or off [default]; written data goes to the store at once. Object storage: with journal=DIR, to the journal",
     ),
     ("idle_sched=WHEN", "over io_uring, serve a single client in the class SCHED_IDLE: on [default], off"),
     ("dirty_after=TIME", "write data back when it is this old [5s]"),

@@ -98,6 +98,9 @@ pub struct Status {
     pub to_write_bytes: u64,
     /// Of these, the bytes that are on their way to the store (`Writeback` of `/proc/meminfo`).
     pub writeback_bytes: u64,
+    /// Lost if the process died now: dirty, or of object storage and only in its memory.
+    #[serde(default)]
+    pub lost_if_killed_bytes: u64,
     /// Files with data that is not on the store.
     pub dirty_files: u64,
     /// Held in the cache, clean or dirty.

@@ -43,7 +43,7 @@ pub enum MetricKind {
 type Figure = (&'static str, MetricKind, &'static str, fn(&Status) -> u64);
 
 /// The figures without labels of their own.
-const FIGURES: [Figure; 31] = {
+const FIGURES: [Figure; 32] = {
     use MetricKind::{Counter, Gauge};
     [
         ("read_only", Gauge, "1 where the volume is read-only.", |v| v.read_only.into()),
@@ -53,6 +53,9 @@ const FIGURES: [Figure; 31] = {
         ("to_write_bytes", Gauge, "Of the dirty bytes, those that wait to be written.", |v| v.to_write_bytes),
         ("writeback_bytes", Gauge, "Of the dirty bytes, those on their way to the store.", |v| {
             v.writeback_bytes
+        }),
+        ("lost_if_killed_bytes", Gauge, "Bytes that would be lost if the process died now.", |v| {
+            v.lost_if_killed_bytes
         }),
         ("dirty_files", Gauge, "Files with data that is not on the store.", |v| v.dirty_files),
         ("cached_bytes", Gauge, "Bytes in the cache, clean or dirty.", |v| v.cached_bytes),

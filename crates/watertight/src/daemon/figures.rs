@@ -28,6 +28,8 @@ impl Status {
             dirty_bytes: volume.dirty_bytes,
             to_write_bytes: volume.dirty_bytes - volume.writeback_bytes,
             writeback_bytes: volume.writeback_bytes,
+            lost_if_killed_bytes: volume.dirty_bytes
+                + volume.store_requests.as_ref().map_or(0, |requests| requests.unsaved_bytes),
             dirty_files: volume.dirty_files,
             cached_bytes: volume.cached_bytes,
             cache_bytes_max: volume.cache_bytes_max,

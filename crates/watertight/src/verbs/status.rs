@@ -477,6 +477,11 @@ fn print_notes(shown: &VolumeReport) {
             }
         }
     }
+    if volume.lost_if_killed_bytes > 0 {
+        let bytes = units::bytes(volume.lost_if_killed_bytes);
+        let note = format!("{at}: {bytes} would be lost if its process died now");
+        console().print(&console().paint(Colour::Dim, &note));
+    }
     print_recovery(at, &volume.recovery);
     if let Some(reason) = &volume.mount_type_reason {
         let note = format!("{at}: plain `fuse`, for which a raw umount2(2) does not wait: {reason}");

@@ -55,6 +55,7 @@ pub(crate) fn status() -> Status {
         dirty_bytes: 105,
         to_write_bytes: 149,
         writeback_bytes: 106,
+        lost_if_killed_bytes: 186,
         dirty_files: 107,
         cached_bytes: 108,
         cache_bytes_max: 109,

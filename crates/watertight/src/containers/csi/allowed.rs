@@ -11,7 +11,7 @@ use crate::term::shown::exact;
 use crate::term::units::{self, parse_bytes};
 
 /// What an option may be used for by others than root: that of its own volume.
-const ALLOWED: [&str; 27] = [
+const ALLOWED: [&str; 28] = [
     "ro",
     "rw",
     "cache",
@@ -30,6 +30,7 @@ const ALLOWED: [&str; 27] = [
     "takeover",
     "snapshot",
     "fsync_to",
+    "accept_to",
     "journal_size",
     "encrypt-key-file",
     "disk_cache_size",
@@ -119,10 +120,13 @@ impl NodeOptions {
                     within(option, value, self.journal_max, "--journal-max").map_err(wrong)?;
                     has_journal = true;
                 }
-                "fsync_to" if value == "host" => {
+                "fsync_to" | "accept_to" if value == "host" => {
                     let missing = || wrong(format!("{option}: the node's driver has no --journal"));
                     let dir = self.journal.as_ref().ok_or_else(missing)?;
-                    lists.push(format!("journal={}", exact(dir)));
+                    let journal = format!("journal={}", exact(dir));
+                    if !lists.contains(&journal) {
+                        lists.push(journal);
+                    }
                 }
                 "encrypt-key-file" => {
                     lists.push(self.key_file(value).map_err(wrong)?);
@@ -168,7 +172,9 @@ fn within(option: &str, value: &str, most: u64, argument: &str) -> std::result::
 
 fn why_not(name: &str) -> &'static str {
     match name {
-        "journal" => "it names a directory of the node; give fsync_to=host, and the driver --journal DIR",
+        "journal" => {
+            "it names a directory of the node; give fsync_to=host or accept_to=host, and the driver --journal DIR"
+        }
         "disk_cache" => {
             "it names a directory of the node; give disk_cache_size=, and the driver --disk-cache DIR"
         }
@@ -215,6 +221,10 @@ mod tests {
             ("cache=1G,noatime,limit=/:wbps=1M", "cache=1G,noatime,limit=/:wbps=1M"),
             ("disk_cache_size=1G", "disk_cache=/var/cache/w,disk_cache_size=1G"),
             ("fsync_to=host", "journal=/var/lib/j,fsync_to=host,journal_size=268435456"),
+            (
+                "fsync_to=host,accept_to=host",
+                "journal=/var/lib/j,fsync_to=host,accept_to=host,journal_size=268435456",
+            ),
             ("journal_size=64M,fsync_to=host", "journal_size=64M,journal=/var/lib/j,fsync_to=host"),
             ("encrypt-key-file=team-a.key", "encrypt-key-file=/etc/keys/team-a.key"),
         ] {

@@ -124,6 +124,50 @@ fn noise(mut seed: u64) -> Vec<u8> {
     (0..LARGE / 8).flat_map(|_| next()).collect()
 }
 
+/// Also where the bucket has not answered for the last of it.
+#[test]
+fn what_the_journal_has_accepted_is_there_after_a_kill() {
+    let Some(mut it) = Stalling::new() else { return };
+    let options = format!("journal={},accept_to=host,dirty_after=1h", it.journal.display());
+    let lost = |it: &Stalling| it.world.rig.volume()["lost_if_killed_bytes"].as_u64().unwrap();
+    let daemon = it.world.mount(&options);
+    fs::write(it.world.path("first"), pattern(LARGE)).unwrap();
+    it.server.stop();
+    let (done, ended) = channel();
+    let dir = it.world.rig.mnt.clone();
+    thread::spawn(move || {
+        for n in 0..20 {
+            fs::write(dir.join(n.to_string()), pattern(5000 + n)).unwrap();
+        }
+        fs::write(dir.join("large"), noise(1)).unwrap();
+        fs::rename(dir.join("0"), dir.join("moved")).unwrap();
+        fs::remove_file(dir.join("1")).unwrap();
+        done.send(()).unwrap();
+    });
+    ended.recv_timeout(LONG).expect("the bucket is waited for");
+    eventually("the journal has all", || lost(&it) == 0);
+    daemon.kill();
+    it.server.signal(Signal::CONT);
+    it.world.rig.verb("umount", &[]);
+    let daemon = it.world.mount(&options);
+    assert_eq!(fs::read(it.world.path("first")).unwrap(), pattern(LARGE));
+    assert_eq!(fs::read(it.world.path("large")).unwrap(), noise(1));
+    assert_eq!(fs::read(it.world.path("moved")).unwrap(), pattern(5000));
+    assert!(!it.world.path("0").exists() && !it.world.path("1").exists());
+    for n in 2..20 {
+        assert_eq!(fs::read(it.world.path(&n.to_string())).unwrap(), pattern(5000 + n));
+    }
+    it.world.umount(&daemon);
+    // Without it only what was synced is safe, and it says so.
+    let daemon = it.world.mount("dirty_after=1h");
+    fs::write(it.world.path("unsafe"), pattern(LARGE)).unwrap();
+    assert!(lost(&it) >= LARGE as u64, "{}", it.world.rig.volume());
+    it.world.rig.verb("status", &[]).ok().says("would be lost if its process died now");
+    it.world.rig.verb("sync", &[]).ok();
+    assert_eq!(lost(&it), 0, "{}", it.world.rig.volume());
+    it.world.umount(&daemon);
+}
+
 fn host() -> String {
     rustix::system::uname().nodename().to_str().unwrap().to_owned()
 }

@@ -3,13 +3,16 @@
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::process::{Signal, kill_process};
 
 use super::kills::{KILLS, check_kills, check_load};
 use super::{Kept, can_resend, check_accepted, check_nothing_is_left, check_upgrades};
-use crate::rig::{Rig, eventually, run};
+use crate::rig::{LONG, Rig, eventually, run};
 
 impl Kept {
     /// A mount of a new volume, with a journal.
@@ -133,6 +136,43 @@ fn a_volume_is_nobody_elses_while_no_server_is_there() {
     assert_eq!(read, b"file");
     eventually("it says that one has died", || it.recovery().1 == 1);
     it.unmount();
+}
+
+/// Its callers wait, and a forced unmount does not.
+#[test]
+fn a_bucket_that_does_not_answer_is_waited_for() {
+    if !can_resend() {
+        return;
+    }
+    let (Some(mut server_rig), Some(mut rig)) = (Rig::mounting(), Rig::mounting()) else { return };
+    let server = server_rig.mount("type=fuse,uring=off");
+    let (bucket, journal) = (server_rig.mnt.join("bucket"), rig.root.join("journal"));
+    [&bucket, &journal].into_iter().for_each(|dir| fs::create_dir(dir).unwrap());
+    let url = format!("file://{}", bucket.display());
+    rig.run(&["format", &url]).ok();
+    let keeper = rig.mount_source(&url, &format!("recover=on,journal={}", journal.display()));
+    let it = Kept { rig, keeper, url: Some(url) };
+    for is_forced in [false, true] {
+        server.stop();
+        fs::write(it.at("file"), "file").unwrap();
+        it.kill(Signal::KILL);
+        let (file, (done, read)) = (it.at("file"), channel());
+        thread::spawn(move || done.send(fs::read(file)));
+        let early = read.recv_timeout(Duration::from_millis(500));
+        assert!(early.is_err(), "nothing can be known yet: {early:?}");
+        if is_forced {
+            it.rig.run(&["umount", "--force", it.rig.mnt.to_str().unwrap()]).ends(1, "");
+            let ended = read.recv_timeout(LONG).expect("it has ended");
+            assert!(ended.is_err(), "{ended:?}");
+            assert!(!it.rig.is_mounted());
+        }
+        server.signal(Signal::CONT);
+        if !is_forced {
+            assert_eq!(read.recv_timeout(LONG).expect("it has an answer").unwrap(), b"file");
+        }
+    }
+    let _its_code = it.keeper.end();
+    server_rig.verb("umount", &[]).ok();
 }
 
 #[test]
