@@ -29,11 +29,12 @@ use std::time::Duration;
 use target::{State, Target};
 use trees::Trees;
 
-const VARIANTS: [&str; 10] = [
+const VARIANTS: [&str; 11] = [
     "default",
     "writethrough",
     "noidle",
     "writeback",
+    "recover",
     "null",
     "bindfs",
     "rclone",

@@ -354,10 +354,8 @@ impl CommitLog {
         object::put_rows(&mut state.rows, rows);
         state.last_seq = rows.last().map(|row| row.seq).or(state.last_seq);
         self.seal_if_large(&mut state);
-        if self.journal.get().is_some_and(|(_, targets)| targets.accept) {
-            // Also what nobody waits for, such as the removal of what has no name any more.
-            self.journal_wanted.notify_one();
-        }
+        // Also what nobody waits for, such as the removal of what has no name any more.
+        self.journal_soon(&mut state, false);
         Ok(())
     }
 
@@ -389,6 +387,7 @@ impl CommitLog {
             Sealed { content, last_seq, is_sent: false, is_there: false, uploads: state.uploads.next };
         state.sealed.insert(number, sealed);
         state.open += 1;
+        self.journal_soon(state, true);
         self.send(state);
         number
     }

@@ -252,9 +252,16 @@ impl Volume {
             is_taken
         });
         if let Some((next, name)) = last {
-            self.core.note_place(slot, next, &name);
+            self.core.note_place(slot, (offset, next), &name);
         }
         Ok(listed?)
+    }
+
+    /// Whether a server that follows continues listings where the kernel does: where the programs have
+    /// taken all entries of an answer.
+    #[must_use]
+    pub fn continues_listings(&self) -> bool {
+        self.core.options.recovery.is_some() && self.core.store.lists_by_order()
     }
 
     /// Makes completed changes of a directory's entries durable.

@@ -12,7 +12,7 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use recovery::{Journal, OpenKind, OpenRecord, Place, Slot};
 use store::{Access, Dir, DirEntry, ErrorKind, Name, Store};
@@ -32,11 +32,19 @@ struct Unopened {
     store: Arc<dyn Store>,
     id: NodeId,
     places: Vec<Place>,
+    opened: OnceLock<Arc<dyn Dir>>,
 }
 
 impl Dir for Unopened {
     fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> store::Result<()> {
-        self.store.open_dir_behind(self.id, self.places.clone())?.list(offset, sink)
+        let dir = match self.opened.get() {
+            Some(dir) => dir,
+            None => {
+                let dir = self.store.open_dir_behind(self.id, self.places.clone())?;
+                self.opened.get_or_init(|| dir)
+            }
+        };
+        dir.list(offset, sink)
     }
 }
 
@@ -136,9 +144,9 @@ impl Core {
     }
 
     /// An open directory is about to be answered up to this entry.
-    pub(crate) fn note_place(&self, opening: Slot, next: u64, name: &OsStr) {
+    pub(crate) fn note_place(&self, opening: Slot, (from, next): (u64, u64), name: &OsStr) {
         if let Some(journal) = self.journal() {
-            journal.set_place(opening, next, name);
+            journal.set_place(opening, from, next, name);
         }
     }
 
@@ -297,7 +305,8 @@ impl Volume {
             // One that is gone stays open until the kernel closes it, and then gives its slot back.
             let (store, places) = (Arc::clone(&self.core.store), self.core.places(slot));
             let dir = store.open_dir_behind(id, places.clone());
-            let dir = dir.unwrap_or_else(|_| Arc::new(Unopened { store, id, places }));
+            let dir =
+                dir.unwrap_or_else(|_| Arc::new(Unopened { store, id, places, opened: OnceLock::new() }));
             let opener_pid = open.opener_pid;
             return self.dirs.restore(handle, DirHandle { id, dir, opener_pid, noted: Some(slot) });
         }

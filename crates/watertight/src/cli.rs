@@ -1,5 +1,6 @@
 //! The command line.
 
+mod doctor;
 pub mod kept;
 pub mod opts;
 mod stats;
@@ -14,6 +15,7 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Command, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+pub use crate::cli::doctor::DoctorArgs;
 use crate::cli::kept::Kept;
 pub use crate::cli::stats::{StatsArgs, StatsBy};
 pub use crate::cli::why::WhyArgs;
@@ -196,6 +198,10 @@ pub enum Verb {
     /// Say what a process, or a volume's requests, wait for now.
     #[command(after_help = why::HELP)]
     Why(WhyArgs),
+
+    /// Say whether volumes work on this host, what they lack, and what repairs it.
+    #[command(after_help = doctor::HELP)]
+    Doctor(DoctorArgs),
 
     /// Print what happens to volumes: life cycle, stalls, a full cache, errors.
     #[command(after_help = "Examples:\n  \

@@ -145,6 +145,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Status(args) => status::run(args)?,
         Verb::Stats(args) => verbs::stats::run(args)?,
         Verb::Why(args) => verbs::why::run(args)?,
+        Verb::Doctor(args) => verbs::doctor::run(args)?,
         Verb::Events(args) => events::run(args)?,
         Verb::Wait(args) => wait::run(args)?,
         Verb::Serve(args) => serve::run(args)?,

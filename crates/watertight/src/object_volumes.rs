@@ -221,6 +221,27 @@ pub(crate) fn open(
     Err(Error::with(store::ErrorKind::Unsupported, "open store", ABSENT))
 }
 
+/// What is at a canonical URL, in words; changes nothing.
+///
+/// # Errors
+/// Why it cannot be mounted.
+#[cfg(feature = "objects")]
+pub(crate) fn look(url: &str) -> Result<String> {
+    let info = objects::info(url, None).map_err(|error| problem(url, &error))?;
+    let encrypted = if info.encrypted { "an encrypted volume" } else { "a volume" };
+    let holder = info.holder.map_or_else(
+        || "nobody holds it".to_owned(),
+        |holder| format!("process {} of host {} holds it", holder.pid, in_one_line(&holder.host)),
+    );
+    Ok(format!("{} answers: {encrypted}, made {}; {holder}", url.shown(), in_one_line(&info.created)))
+}
+
+/// Fails: this program is built without.
+#[cfg(not(feature = "objects"))]
+pub(crate) fn look(_url: &str) -> Result<String> {
+    Err(absent())
+}
+
 /// Why a volume can be neither opened, made nor described, in plain words.
 pub(crate) fn problem(url: &str, error: &Error) -> Problem {
     let words = in_one_line(words(error));

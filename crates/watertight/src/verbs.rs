@@ -6,7 +6,7 @@
 //! | `format`, `info`, `change_key`, `gc`, `fsck`, `snapshot`, `clone_volume`, `quota` | those of their names: volumes on object storage, mounted or not |
 //! | `attach`, `clone` | `attach`, `detach`, `move`; `clone` |
 //! | `upgrade` | `upgrade`, and the arguments of a program that takes a mount over |
-//! | `sync`, `status`, `events`, `wait`, `limit`, `stats`, `top`, `warm`, `why`, `demo`, `bench`, `man_pages` | those of their names |
+//! | `sync`, `status`, `events`, `wait`, `limit`, `stats`, `top`, `warm`, `why`, `doctor`, `demo`, `bench`, `man_pages` | those of their names |
 //! | `mount_helpers` | `install-helpers`, and the helpers that mount(8) and umount(8) call |
 
 pub mod attach;
@@ -17,6 +17,7 @@ pub mod clone;
 #[cfg(feature = "objects")]
 pub mod clone_volume;
 pub mod demo;
+pub mod doctor;
 pub mod ended;
 pub mod events;
 #[cfg(feature = "objects")]

@@ -51,13 +51,43 @@ pub(super) fn read(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &ReadIn, spac
     let Some(space) = usize::try_from(arg.size).ok().and_then(|size| space.get_mut(..size)) else {
         return reply.error(Errno::INVAL);
     };
+    let mut room = EntryRoom::of(cx, arg);
     let mut listing = Listing::new(space);
-    let listed = cx.volume().list(handle_id(arg.fh), arg.offset, &mut |entry| listing.add(&cx.listed(entry)));
+    let listed = cx.volume().list(handle_id(arg.fh), arg.offset, &mut |entry| {
+        room.takes(&entry) && listing.add(&cx.listed(entry))
+    });
     let len = listing.len();
     match listed {
         // Entries listed before the error are returned; the error comes again at the next reading.
         Err(error) if len == 0 => reply.error(crate::protocol::errno::of(&error)),
         _ => reply.data(&space[..len]),
+    }
+}
+
+/// The smallest buffer of a kernel's request; a program's may be smaller.
+const SMALLEST: u32 = 4096;
+/// The smallest buffer of a program that reads directories: musl's.
+const SMALLEST_OF_PROGRAMS: usize = 2048;
+
+/// Room for entries in the buffer of the program that reads the directory, which the request does not
+/// say: a server that follows continues a listing behind the last entry of an answer, so that the
+/// program has to take all of it.
+struct EntryRoom(usize);
+
+impl EntryRoom {
+    fn of(cx: &RequestContext<'_>, arg: &ReadIn) -> Self {
+        let is_small = arg.size <= SMALLEST && cx.volume().continues_listings();
+        Self(if is_small { SMALLEST_OF_PROGRAMS } else { usize::MAX })
+    }
+
+    /// Takes room for an entry, as a `linux_dirent64` has it, if there is some.
+    fn takes(&mut self, entry: &store::DirEntry) -> bool {
+        let len = (entry.name.len() + 20).next_multiple_of(8);
+        match self.0.checked_sub(len) {
+            Some(rest) => self.0 = rest,
+            None => return false,
+        }
+        true
     }
 }
 
@@ -75,16 +105,17 @@ pub(super) fn read_plus(
         return reply.error(Errno::INVAL);
     };
     entries.clear();
+    let mut room = EntryRoom::of(cx, arg);
     let mut left = space.len();
     let listed = cx.volume().list(handle_id(arg.fh), arg.offset, &mut |entry| match left
         .checked_sub(Listing::plus_len(&entry.name))
     {
-        Some(rest) => {
+        Some(rest) if room.takes(&entry) => {
             left = rest;
             entries.push(cx.listed(entry));
             true
         }
-        None => false,
+        _ => false,
     });
     if let Err(error) = listed
         && entries.is_empty()

@@ -30,6 +30,8 @@ pub(super) struct Subject {
 enum Kind {
     Ours {
         url: String,
+        /// What it is mounted with.
+        options: String,
     },
     Rclone {
         remote: String,
@@ -61,6 +63,26 @@ impl Subject {
         Ok(subject)
     }
 
+    /// A new volume of ours, which is mounted with these options and a journal.
+    ///
+    /// # Errors
+    /// If it cannot be formatted.
+    pub(super) fn ours_with_journal(
+        program: &Path,
+        server: &Server,
+        scratch: &Path,
+        name: &str,
+        options: &str,
+    ) -> anyhow::Result<Self> {
+        let mut subject = Self::ours(program, server, scratch, name)?;
+        let journal = subject.directory.join("journal");
+        fs::create_dir_all(&journal)?;
+        if let Kind::Ours { options: its, .. } = &mut subject.kind {
+            *its = format!("{options},journal={}", journal.display());
+        }
+        Ok(subject)
+    }
+
     /// A volume of ours that is not formatted.
     ///
     /// # Errors
@@ -71,7 +93,8 @@ impl Subject {
         scratch: &Path,
         name: &str,
     ) -> anyhow::Result<Self> {
-        let ours = Self::new(program.to_owned(), scratch, name, Kind::Ours { url: server.url(name) })?;
+        let kind = Kind::Ours { url: server.url(name), options: String::new() };
+        let ours = Self::new(program.to_owned(), scratch, name, kind)?;
         Ok(Self { endpoint: server.endpoint.clone(), ..ours })
     }
 
@@ -90,7 +113,7 @@ impl Subject {
     /// The URL of a volume of ours; nothing for a peer's.
     pub(super) fn url(&self) -> &str {
         match &self.kind {
-            Kind::Ours { url } => url,
+            Kind::Ours { url, .. } => url,
             Kind::Rclone { .. } | Kind::Juicefs { .. } => "",
         }
     }
@@ -173,7 +196,8 @@ impl Subject {
         let (at, run) = (self.directory.join(place), self.directory.join(run));
         let mut command = self.command(&["mount"]);
         let run = match &self.kind {
-            Kind::Ours { url } => {
+            Kind::Ours { url, options: its } => {
+                let options = if options.is_empty() { its } else { options };
                 fs::create_dir_all(&run)?;
                 fs::set_permissions(&run, std::os::unix::fs::PermissionsExt::from_mode(0o700))?;
                 command.arg(url).arg(&at).env("WATERTIGHT_RUNTIME_DIR", &run);

@@ -5,8 +5,8 @@ use std::path::Path;
 use super::bucket::Server;
 use super::subject::Subject;
 
-pub(super) const VARIANTS: [&str; 7] =
-    ["default", "server", "journal", "disk", "rclone", "juicefs", "juicefs-writeback"];
+pub(super) const VARIANTS: [&str; 9] =
+    ["default", "server", "journal", "disk", "accept", "recover", "rclone", "juicefs", "juicefs-writeback"];
 /// Those that an fsync alone is measured of.
 const FSYNC_ALONE: [&str; 3] = ["server", "journal", "disk"];
 
@@ -25,6 +25,8 @@ pub(super) fn mount_of(
     name: &str,
 ) -> anyhow::Result<Subject> {
     match variant {
+        "accept" => Subject::ours_with_journal(program, server, scratch, name, "accept_to=host,uring=off"),
+        "recover" => Subject::ours_with_journal(program, server, scratch, name, "recover=on"),
         "rclone" => Subject::rclone(server, scratch, name),
         "juicefs" => Subject::juicefs(server, scratch, name, false),
         "juicefs-writeback" => Subject::juicefs(server, scratch, name, true),

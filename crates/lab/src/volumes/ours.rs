@@ -64,6 +64,10 @@ pub(crate) fn targets(
         "writethrough" => {
             (format!("{CACHE},mode=write-through,uring=off"), "write-through, plain readers: no io_uring")
         }
+        "recover" => (
+            format!("{CACHE},recover=on"),
+            "another server follows: a write is the store's at once, no io_uring",
+        ),
         "noidle" => (format!("{CACHE},idle_sched=off{uring}"), "write-through, threads keep their class"),
         "writeback" => (format!("{CACHE},mode=kernel-writeback{uring}"), "kernel write-back"),
         _ => (format!("{CACHE}{uring}"), ""),

@@ -311,16 +311,18 @@ fn lost_answers_are_found_out() {
     });
 }
 
+/// What a process asks for that has a journal with this number.
+fn with_journal(process: &Arc<Running>, id: u8) -> Request {
+    let journal = ("/journal".to_owned(), Nonce::from_bytes([id; 16]));
+    Request { journal: Some(journal), ..process.request() }
+}
+
 /// A journal may have what the bucket has not: nobody takes the volume without it who does not name
 /// its host.
 #[test]
 fn a_journal_is_given_up_by_name_only() {
     run(async {
         let world = World::new().await;
-        let with_journal = |process: &Arc<Running>, id: u8| {
-            let journal = ("/journal".to_owned(), Nonce::from_bytes([id; 16]));
-            Request { journal: Some(journal), ..process.request() }
-        };
         let process = world.alpha.start();
         let held = world.take(&with_journal(&process, 1), &process).await.unwrap();
         let other = world.beta.start();
@@ -369,6 +371,30 @@ fn the_next_program_of_a_process_has_its_lease_and_no_other() {
     });
 }
 
+/// A server that was taken over from another one dies before it has said its number to its keeper: the
+/// next has the lease by the journal, whose lock the keeper has. One that lives is not passed over.
+#[test]
+fn a_server_follows_one_that_has_told_nobody_its_number() {
+    run(async {
+        let world = World::new().await;
+        let first = world.alpha.start();
+        let held = world.take(&with_journal(&first, 1), &first).await.unwrap();
+        let resumed =
+            |process: &Arc<Running>| Request { resumed: Some(held.nonce()), ..with_journal(process, 1) };
+        first.kill();
+        let untold = world.alpha.start();
+        let _never_said = world.take(&resumed(&untold), &untold).await.unwrap();
+        let next = world.alpha.start();
+        let refused = world.take(&resumed(&next), &next).await.map(drop);
+        assert_words(&refused.expect_err("it lives"), ErrorKind::Busy, &["it was taken from this process"]);
+        untold.kill();
+        // With another journal it is another mount's.
+        let other = Request { resumed: Some(held.nonce()), ..with_journal(&next, 2) };
+        assert!(world.take(&other, &next).await.is_err(), "a mount with another journal has it");
+        world.take(&resumed(&next), &next).await.expect("nobody can follow a server that died early");
+    });
+}
+
 #[cfg(shuttle)]
 #[test]
 fn a_lease_that_is_not_asked_well_is_caught() {
@@ -383,4 +409,6 @@ fn a_lease_that_is_not_asked_well_is_caught() {
     assert_caught(test, &["takeover-ignores-the-journal"], "a journal is given up without its name");
     let test = "lease::schedules::the_next_program_of_a_process_has_its_lease_and_no_other";
     assert_caught(test, &["lease-resumed-of-others"], "taken over meanwhile");
+    let test = "lease::schedules::a_server_follows_one_that_has_told_nobody_its_number";
+    assert_caught(test, &["lease-of-a-dead-server-refused"], "nobody can follow a server that died early");
 }

@@ -98,7 +98,14 @@ impl Taker<'_> {
             // That program's, or a later one's that has given the volume back.
             let is_given_back = seen.info.holder.as_ref().is_some_and(is_given_up);
             let is_that_ones = (seen.info.nonce, seen.info.state) == (nonce, State::Held);
-            if is_given_back || is_that_ones || is_on("lease-resumed-of-others") {
+            // A server's that came after that one and died before it could say its number: its keeper has
+            // had the lock of the journal all the time, so that nobody else has held the volume with it.
+            let own = self.request.journal.as_ref().map(|(_, id)| *id);
+            let has_own_journal = own.is_some() && seen.info.journal.as_ref().map(|left| left.id) == own;
+            let has_ended =
+                seen.info.holder.as_ref().is_some_and(|holder| self.host.has_ended(&holder.process));
+            let is_dead_servers = has_own_journal && has_ended && !is_on("lease-of-a-dead-server-refused");
+            if is_given_back || is_that_ones || is_dead_servers || is_on("lease-resumed-of-others") {
                 return self.swap(&seen, How::Dead).await;
             }
             return Err(self.refusal(&seen.info, "it was taken from this process, whose program is replaced"));

@@ -6,8 +6,9 @@
 //! journal is in the bucket two requests later, and fsyncs that come in between share a request.
 //!
 //! An object of which the journal has a part may be sent: what is sent has all of that and more.
-//! The ones behind it are not, until the journal has the whole of it or it is durable: an object
-//! that is made from a part is the log's last.
+//! The ones behind it are not, until the journal's disk has the whole of it or it is durable: an object
+//! that is made from a part is the log's last. What was accepted alone is in the files and not on the
+//! disk; so that nothing waits for that, an object that is sealed is synced.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -58,6 +59,7 @@ pub(super) struct Progress {
     is_whole: bool,
     /// The same of what its disk has.
     synced: Position,
+    is_synced_whole: bool,
     /// A caller waits for the disk.
     is_sync_wanted: bool,
     /// The first and the last object of a write that has begun and not ended, or whose end is not
@@ -67,6 +69,8 @@ pub(super) struct Progress {
     places: BTreeMap<u64, Vec<Place>>,
     /// Writes that were refused.
     refused: u64,
+    /// The last one was, for want of room, and none was given back since.
+    is_full: bool,
 }
 
 /// A place in the log.
@@ -178,10 +182,17 @@ struct Write {
 impl State {
     /// Objects beyond this number are not sent.
     pub(super) fn sendable(&self, window: u64) -> u64 {
-        let Progress { at, is_whole, writing, .. } = &self.journaled;
+        let Progress { at, is_whole, synced, is_synced_whole, writing, .. } = &self.journaled;
         let first = self.durable.saturating_add(1);
+        // Of what was written and not synced, a loss of power leaves any part.
+        let (known, is_whole) = if is_on("log-sent-behind-what-is-not-synced") {
+            (at.number, *is_whole)
+        } else {
+            (synced.number, *is_synced_whole)
+        };
+        let from = if is_whole { known.saturating_add(1) } else { known };
         let in_part =
-            if *is_whole || is_on("log-sent-behind-a-part") { None } else { Some((at.number, at.number)) };
+            Some((from, at.number)).filter(|(from, last)| from <= last && !is_on("log-sent-behind-a-part"));
         let unknown = writing.iter().copied().chain(in_part).filter(|(_, last)| *last >= first);
         let held_up = unknown.map(|(from, _)| from.max(first)).min().unwrap_or(u64::MAX);
         self.durable.saturating_add(window).min(held_up)
@@ -272,8 +283,10 @@ impl CommitLog {
             Ordering::Equal => data.saturating_sub(at.data) + rows.saturating_sub(at.rows),
             Ordering::Greater => data + rows,
         };
-        let sealed = state.sealed.iter().filter(|(_, sealed)| !sealed.is_there);
-        let sealed = sealed
+        // Also of an object that is there, and none before it: what comes after a gap is void.
+        let sealed = state
+            .sealed
+            .iter()
             .map(|(number, Sealed { content, .. })| len(*number, content.data.len(), content.rows.len()));
         let open = len(state.open, state.data.len(), state.rows.len());
         (sealed.sum::<usize>() + open) as u64
@@ -327,6 +340,13 @@ impl CommitLog {
                 if state.failed.is_some() {
                     return;
                 }
+                if journal.has_failed() {
+                    // What the last write has left is not known, and stays so. Who waits is told.
+                    state.journaled.refused += 1;
+                    drop(state);
+                    self.changed.notify_waiters();
+                    continue;
+                }
                 let is_synced = std::mem::take(&mut state.journaled.is_sync_wanted);
                 let write = match state.unwritten() {
                     Some(write) => write,
@@ -358,8 +378,10 @@ impl CommitLog {
                         state.journaled.places.entry(piece.about.number).or_default().push(place);
                     }
                     (state.journaled.at, state.journaled.is_whole) = (write.end, write.is_whole);
+                    state.journaled.is_full = false;
                     if is_synced {
-                        state.journaled.synced = write.end;
+                        (state.journaled.synced, state.journaled.is_synced_whole) =
+                            (write.end, write.is_whole);
                     }
                     // Some of it may have become durable meanwhile.
                     self.release(&mut state);
@@ -369,6 +391,7 @@ impl CommitLog {
                     if error.kind() == ErrorKind::NoSpace {
                         // Nothing of it was written.
                         state.journaled.writing = None;
+                        state.journaled.is_full = true;
                     }
                 }
             }
@@ -376,6 +399,16 @@ impl CommitLog {
             self.send(&mut state);
         }
         self.changed.notify_waiters();
+    }
+
+    /// What is not in the journal yet is to be there soon; what is sealed, on its disk, too: the objects
+    /// behind it are not sent before.
+    pub(super) fn journal_soon(&self, state: &mut State, is_sealed: bool) {
+        let accepts = self.journal.get().is_some_and(|(_, targets)| targets.accept);
+        if accepts && !state.journaled.is_full {
+            state.journaled.is_sync_wanted |= is_sealed && !is_on("log-sent-behind-what-is-not-synced");
+            self.journal_wanted.notify_one();
+        }
     }
 
     /// Seals what was acknowledged, if nothing else is on its way.
@@ -389,7 +422,9 @@ impl CommitLog {
     pub(super) fn release(&self, state: &mut State) {
         let Some(journal) = self.journal() else { return };
         let kept = state.journaled.places.split_off(&(state.durable + 1));
-        for places in std::mem::replace(&mut state.journaled.places, kept).into_values() {
+        let released = std::mem::replace(&mut state.journaled.places, kept);
+        state.journaled.is_full &= released.is_empty();
+        for places in released.into_values() {
             journal.release(&places);
         }
     }

@@ -152,6 +152,9 @@ fn a_volume_that_keeps_no_order_is_caught() {
     let test =
         "simulation::schedules::journaled::an_object_of_which_the_journal_has_a_part_is_the_last_one_sent";
     assert_caught(test, &["log-sent-behind-a-part"], "it shows no prefix of what was done");
+    let test =
+        "simulation::schedules::journaled::an_object_of_which_the_disk_has_a_part_is_the_last_one_sent";
+    assert_caught(test, &["log-sent-behind-what-is-not-synced"], "it shows no prefix of what was done");
     // A reader that follows.
     let test = "simulation::schedules::a_follower_shows_states_in_their_order";
     const UNKNOWN: &str = "shows what the volume never was, or was before";

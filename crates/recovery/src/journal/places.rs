@@ -7,7 +7,7 @@
 //! | 35 to 68 | the second |
 //!
 //! The answer that has the entries up to the newest may not have reached the kernel: the request is
-//! sent again then, and goes on from the place before.
+//! sent again then, and goes on from the place before. It may be sent again more than once.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -33,20 +33,29 @@ pub struct Place {
 }
 
 impl Journal {
-    /// A directory is about to be answered up to this entry. Its opening is listed by one thread at a
-    /// time. A name that is too long is none.
-    pub fn set_place(&self, opening: Slot, next: u64, name: &OsStr) {
+    /// A request that continues a listing at `from` is about to be answered up to this entry. An opening
+    /// is listed by one thread at a time. A name that is too long is none.
+    pub fn set_place(&self, opening: Slot, from: u64, next: u64, name: &OsStr) {
         let bytes = name.as_bytes();
         if bytes.len() > NAME_BYTES_MAX || is_on("recovery-place-not-kept") {
             return;
         }
         let at = PLACES_AT + opening.0 as usize * PLACE;
-        let newest = self.get(at) & !HAS_BEFORE;
-        // What is overwritten does not count meanwhile.
+        // The place where this answer begins stays; what is overwritten does not count meanwhile.
+        let begins_at = |number: u64| self.get(at + place_at(number)) == from;
+        let word = self.get(at);
+        let (newest, other) = (word & !HAS_BEFORE, 3 - (word & !HAS_BEFORE).clamp(1, 2));
+        let kept = if newest != 0 && (begins_at(newest) || is_on("recovery-place-pushed-out")) {
+            newest
+        } else if word & HAS_BEFORE != 0 && begins_at(other) {
+            other
+        } else {
+            0
+        };
         if !is_on("recovery-place-overwritten-while-it-counts") {
-            self.set(at, newest);
+            self.set(at, kept);
         }
-        let into = if newest == 1 { 2 } else { 1 };
+        let into = if kept == 1 { 2 } else { 1 };
         let place = at + place_at(into);
         self.set(place, next);
         self.set(place + 1, bytes.len() as u64);
@@ -55,7 +64,7 @@ impl Journal {
             word[..part.len()].copy_from_slice(part);
             self.set(place + 2 + n, u64::from_le_bytes(word));
         }
-        self.set(at, into | if newest == 0 { 0 } else { HAS_BEFORE });
+        self.set(at, into | if kept == 0 { 0 } else { HAS_BEFORE });
     }
 
     /// How far an open directory was listed: the newest place, then the one before.

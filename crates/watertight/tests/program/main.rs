@@ -20,6 +20,7 @@ mod control;
 mod csi;
 mod demo;
 mod docker;
+mod doctor;
 mod documents;
 mod events;
 mod foreign;

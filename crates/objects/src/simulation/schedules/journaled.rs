@@ -138,6 +138,46 @@ fn an_object_of_which_the_journal_has_a_part_is_the_last_one_sent() {
     );
 }
 
+/// What was accepted is in the journal's files, and a loss of power takes any part of what was not
+/// synced: no object is sent behind one of which the disk has a part.
+#[test]
+fn an_object_of_which_the_disk_has_a_part_is_the_last_one_sent() {
+    let mut place = Place::new(4 << 20);
+    place.accepts = true;
+    alone(async {
+        let mounted = place.open(1).await;
+        let accepted = async |file: &str| {
+            let make = mounted.tree().make(ROOT, name(file), FILE, 0o644, CREATOR);
+            let made = mounted.tree().accept(make).await.expect("made");
+            mounted.tree().pin_used(made.id.0, "test").expect("it was made")
+        };
+        mounted.tree().sync_all().await.unwrap();
+        place.world.hold(&["/log/"]);
+        // The disk has this one, and of the same object later ones are in the files only.
+        let first = accepted("a").await;
+        begin_sync(&mounted).await;
+        let second = accepted("b").await;
+        mounted.tree().sync_file(&second).await.unwrap();
+        accepted("c").await;
+        begin_sync(&mounted).await;
+        accepted("d").await;
+        begin_sync(&mounted).await;
+        drop((first, second));
+        // The one behind arrives, if it was sent.
+        let waiting = place.world.waiting();
+        place.world.hold(&waiting[..waiting.len().min(2)].iter().map(String::as_str).collect::<Vec<_>>());
+        tokio::time::sleep(LONG).await;
+    });
+    place.disk.lose_power(|_| 1);
+    place.world.hold(&[]);
+    let found = place.found(2);
+    let all = ["a", "b", "c", "d"];
+    assert!(
+        found.len() >= 2 && found[..] == all[..found.len()],
+        "it shows no prefix of what was done: {found:?}"
+    );
+}
+
 /// A journal's first files are removed when the bucket has what is in them, also where no later
 /// record says so: the bucket is asked.
 #[test]

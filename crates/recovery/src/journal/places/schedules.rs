@@ -11,7 +11,7 @@ use crate::{Journal, Memory, NodeKey, OpenRecord};
 /// Answers that the listing has.
 const ANSWERS: u64 = 4;
 /// Stores that a server lives for at most: those of all answers are fewer.
-const STORES: usize = 60;
+const STORES: usize = 160;
 
 /// A memory that takes so many stores, and no more: its server is dead.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ fn a_listing_goes_on_wherever_servers_die() {
             request: 9,
         };
         let before = journal.add_open(&record).expect("there is room");
-        journal.set_place(before, 99, "another".as_ref());
+        journal.set_place(before, 0, 99, "another".as_ref());
         journal.remove_open(before);
         let opening = journal.add_open(&record).expect("there is room");
         *memory.left() = stores;
@@ -83,10 +83,13 @@ fn a_listing_goes_on_wherever_servers_die() {
         let listing = sync::thread::spawn(move || {
             let mut answered = 0;
             for n in 1..=ANSWERS {
-                let (next, name) = entry(n);
-                journal.set_place(opening, next, name.as_ref());
-                if *server.left() == 0 {
-                    break;
+                let (from, (next, name)) = (if n == 1 { 0 } else { entry(n - 1).0 }, entry(n));
+                // The request is sent again, also more than once.
+                for _ in 0..=model::number(3) {
+                    journal.set_place(opening, from, next, name.as_ref());
+                    if *server.left() == 0 {
+                        return answered;
+                    }
                 }
                 answered = n;
             }
@@ -116,5 +119,6 @@ fn places_that_are_not_whole_are_caught() {
     let test = "journal::places::schedules::a_listing_goes_on_wherever_servers_die";
     assert_caught(test, &["recovery-place-not-kept"], "is not known");
     assert_caught(test, &["recovery-place-overwritten-while-it-counts"], "a place that was none");
+    assert_caught(test, &["recovery-place-pushed-out"], "is not known");
     assert_caught(test, &["recovery-place-of-another-opening"], "a place that was none");
 }

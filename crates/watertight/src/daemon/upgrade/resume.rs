@@ -298,7 +298,8 @@ fn take_store(
         StoreState::Numbered(numbered) => {
             let lock = is_kept.then(|| incoming.take(serve::LOCK)).transpose();
             let lock = lock.map_err(|error| store::Error::with(ErrorKind::Io, "open", error.to_string()))?;
-            let is_aborted = || is_aborted(incoming, state.session.device);
+            // Without a keeper the volume is opened all the same, so that it is closed in order.
+            let is_aborted = || is_kept && is_aborted(incoming, state.session.device);
             let store = open_again(options, state, (numbered, lock.map(Arc::new)), (awaited, &is_aborted))?;
             Ok(TakenStore { store, files: Vec::new(), directory: None })
         }

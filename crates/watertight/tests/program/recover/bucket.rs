@@ -3,16 +3,17 @@
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
+use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::kills::{KILLS, check_kills, check_load};
 use super::{Kept, can_resend, check_accepted, check_nothing_is_left, check_upgrades};
-use crate::rig::{LONG, Rig, eventually, run};
+use crate::rig::{LONG, Rig, eventually, run, skipped};
 
 impl Kept {
     /// A mount of a new volume, with a journal.
@@ -71,6 +72,33 @@ fn an_upgrade_is_a_pause_and_no_death() {
     check_upgrades(it, 3);
 }
 
+/// One that has written its number into the lease and then cannot go on has told it nobody.
+#[test]
+fn a_server_that_ends_before_it_serves_is_followed_by_another() {
+    let Some(mut it) = Kept::mount_bucket(",dirty_after=1h") else { return };
+    let bucket = it.url.as_deref().and_then(|url| url.strip_prefix("file://")).map(PathBuf::from);
+    let Some(bucket) = bucket else { return skipped("the bucket is not a directory") };
+    fs::write(it.at("file"), "file").unwrap();
+    let (log, aside) = (bucket.join("log"), bucket.join("aside"));
+    fs::rename(&log, &aside).unwrap();
+    fs::write(&log, "in its place").unwrap();
+    let server = it.server();
+    it.kill(Signal::KILL);
+    let holder = || {
+        let info = it.rig.run(&["info", "--json", it.url.as_deref().unwrap()]).ok();
+        let info: serde_json::Value = serde_json::from_str(&info.stdout).unwrap();
+        info["holder"]["pid"].as_u64().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw)
+    };
+    eventually("the next one has the lease", || holder() != Some(server));
+    kill_process(holder().unwrap(), Signal::KILL).unwrap();
+    fs::remove_file(&log).unwrap();
+    fs::rename(&aside, &log).unwrap();
+    assert_eq!(fs::read(it.at("file")).unwrap(), b"file");
+    assert_eq!(it.recovery(), ("on".to_owned(), 2));
+    it.kill_and_wait(Signal::KILL);
+    assert_eq!(fs::read(it.end().join("file")).unwrap(), b"file");
+}
+
 #[test]
 fn nothing_is_left_behind() {
     let Some(it) = Kept::mount_bucket("") else { return };
@@ -95,6 +123,49 @@ fn a_directory_that_is_read_goes_on_where_it_was() {
         }
     }
     assert_eq!(seen, NAMES);
+    fs::remove_dir(it.at("dir")).unwrap();
+    it.unmount();
+}
+
+/// So does a program that reads into a buffer of 2 KiB, as musl's do: it takes all of an answer.
+#[test]
+fn a_directory_that_is_read_in_small_parts_goes_on_where_it_was() {
+    const NAMES: usize = 400;
+    let Some(it) = Kept::mount_bucket("") else { return };
+    fs::create_dir(it.at("dir")).unwrap();
+    for n in 0..NAMES {
+        File::create(it.at(&format!("dir/name-{n}"))).unwrap();
+    }
+    let dir = File::open(it.at("dir")).unwrap();
+    let mut buffer = [const { std::mem::MaybeUninit::uninit() }; 2048];
+    let (mut seen, mut rounds) = (0, 0);
+    loop {
+        let mut names = Vec::new();
+        // As much as one call returns.
+        let mut entries = rustix::fs::RawDir::new(&dir, &mut buffer);
+        while let Some(entry) = entries.next() {
+            let entry = entry.unwrap();
+            if entry.file_name().to_bytes().starts_with(b"name-") {
+                names.push(entry.file_name().to_owned());
+            }
+            if entries.is_buffer_empty() {
+                break;
+            }
+        }
+        if names.is_empty() && rounds > 0 {
+            break;
+        }
+        for name in &names {
+            rustix::fs::unlinkat(&dir, name.as_c_str(), AtFlags::empty()).unwrap();
+        }
+        seen += names.len();
+        rounds += 1;
+        if rounds % 3 == 0 {
+            kill_process(it.server(), Signal::KILL).unwrap();
+        }
+    }
+    assert_eq!(seen, NAMES, "in {rounds} parts");
+    drop(dir);
     fs::remove_dir(it.at("dir")).unwrap();
     it.unmount();
 }
