@@ -39,7 +39,7 @@ pub use error::{MountError, check_device};
 pub use mountinfo::MountInfo;
 pub use options::{MountHandover, MountKind, MountOptions, SUBTYPE, Syncs, Wanted};
 use point::check_real_mountpoint;
-pub use point::{MountpointError, check_mountpoint};
+pub use point::{MountpointError, check_mountpoint, means_dead};
 pub use show::{show, shown_clone};
 pub(crate) use sync_device::SyncDevice;
 

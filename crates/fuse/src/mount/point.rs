@@ -48,7 +48,7 @@ pub fn check_mountpoint(path: &Path) -> Result<PathBuf, MountpointError> {
     let failed = |errno: Errno| match errno {
         Errno::NOENT => MountpointError::Missing(path.to_owned()),
         Errno::NOTDIR => MountpointError::NotDirectory(path.to_owned()),
-        Errno::NOTCONN => MountpointError::Dead(path.to_owned()),
+        errno if means_dead(errno) => MountpointError::Dead(path.to_owned()),
         errno => MountpointError::Unreadable { path: path.to_owned(), source: errno.into() },
     };
     // The mount that may be there is not asked: its server may hang.
@@ -96,7 +96,16 @@ fn is_dead(path: &Path) -> bool {
         // Failure: the caller does not wait any more.
         let _late = send.send(rustix::fs::statfs(&path).err());
     });
-    asking.is_ok() && answer.recv_timeout(PATIENCE) == Ok(Some(Errno::NOTCONN))
+    asking.is_ok() && answer.recv_timeout(PATIENCE).is_ok_and(|errno| errno.is_some_and(means_dead))
+}
+
+/// Whether a call on a mount that has ended with this error says that its server is gone.
+#[must_use]
+pub const fn means_dead(errno: Errno) -> bool {
+    // Refused: the server went before it had answered INIT (7.3 and newer). Aborted or cancelled: the
+    // question came while the kernel was taking the dead server's side apart, which it does to io_uring
+    // after the process has been reaped.
+    matches!(errno, Errno::NOTCONN | Errno::CONNREFUSED | Errno::CONNABORTED | Errno::CANCELED)
 }
 
 #[cfg(test)]

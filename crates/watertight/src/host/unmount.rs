@@ -292,10 +292,8 @@ const ALIVE_SAID: &str = "alive";
 /// Asks the server of the mount at `path`; for as long as it takes.
 #[must_use]
 pub fn says_dead(path: &Path) -> &'static str {
-    // Aborted or cancelled: the question came while the kernel was taking the dead server's side
-    // apart, which it does to io_uring after the process has been reaped.
     match statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::MODE) {
-        Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => DEAD,
+        Err(errno) if fuse::mount::means_dead(errno) => DEAD,
         _ => ALIVE_SAID,
     }
 }
