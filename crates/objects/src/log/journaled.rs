@@ -335,7 +335,7 @@ impl CommitLog {
     async fn write_journal(self: Arc<Self>, journal: Arc<Journal>) {
         loop {
             self.journal_wanted.notified().await;
-            let write = {
+            let (write, is_synced) = {
                 let mut state = self.state.lock();
                 if state.failed.is_some() {
                     return;
@@ -358,7 +358,6 @@ impl CommitLog {
                 state.journaled.writing = ends.map(|(first, last)| (first.about.number, last.about.number));
                 (write, is_synced)
             };
-            let (write, is_synced) = write;
             self.write_to(&journal, write, is_synced).await;
             if let Err(error) = journal.trim().await {
                 tracing::warn!(%error, "a file of the journal cannot be removed");
@@ -404,7 +403,8 @@ impl CommitLog {
     /// What is not in the journal yet is to be there soon; what is sealed, on its disk, too: the objects
     /// behind it are not sent before.
     pub(super) fn journal_soon(&self, state: &mut State, is_sealed: bool) {
-        let accepts = self.journal.get().is_some_and(|(_, targets)| targets.accept);
+        let accepts =
+            self.journal.get().is_some_and(|(journal, targets)| targets.accept && !journal.has_failed());
         if accepts && !state.journaled.is_full {
             state.journaled.is_sync_wanted |= is_sealed && !is_on("log-sent-behind-what-is-not-synced");
             self.journal_wanted.notify_one();
