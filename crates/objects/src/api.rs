@@ -280,11 +280,14 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     Ok(BucketStore::new(url.to_string(), mounted, runtime))
 }
 
-/// The number of the program that held the volume before this one in its process.
+/// The number of the program that held the volume before this one in its process. None of a program
+/// whose state has version 2: the lease names the process, which is still this one.
 fn resumed_of(options: &OpenOptions) -> Result<Option<Nonce>> {
-    let Some(handed) = &options.handed else { return Ok(None) };
-    let nonce = handed.holder.clone().and_then(|holder| Nonce::try_from(holder).ok());
-    nonce.map(Some).ok_or_else(|| Error::with(ErrorKind::Invalid, "open", "the state names no holder"))
+    let Some(holder) = options.handed.as_ref().and_then(|handed| handed.holder.clone()) else {
+        return Ok(None);
+    };
+    let invalid = || Error::with(ErrorKind::Invalid, "open", "the state names a holder that is none");
+    Nonce::try_from(holder).map(Some).map_err(|_| invalid())
 }
 
 /// Whether the volume's bucket answers, and this key file is that of the volume; none: that it needs none.

@@ -350,8 +350,12 @@ impl Store for BucketStore {
         _incoming: &Incoming,
     ) -> Result<Arc<dyn Dir>> {
         let op = "take over a directory";
-        let OpenDirState::Listed(listed) = state else { return Err(Error::new(ErrorKind::Invalid, op)) };
-        let names = Mutex::new(Names::from_text(listed)?);
+        let names = match state {
+            OpenDirState::Listed(listed) => Names::from_text(listed)?,
+            OpenDirState::ListedBytes(listed) => Names::from_bytes(listed)?,
+            OpenDirState::Fd(_) => return Err(Error::new(ErrorKind::Invalid, op)),
+        };
+        let names = Mutex::new(names);
         let (tree, runtime) = (Arc::clone(&self.tree), self.runtime.clone());
         Ok(Arc::new(BucketDir { pin: tree.pin_used(id.0, op)?, tree, runtime, names }))
     }
@@ -497,12 +501,17 @@ impl Names {
     }
 
     fn from_text(text: &str) -> Result<Self> {
-        let invalid = || Error::new(ErrorKind::Invalid, "take over a directory");
         let mut bytes = vec![0; text.len() / 2];
         if !hex::decode(text.as_bytes(), &mut bytes) {
-            return Err(invalid());
+            return Err(Error::new(ErrorKind::Invalid, "take over a directory"));
         }
-        let (lasts, kept): ListedNames = postcard::from_bytes(&bytes).map_err(|_| invalid())?;
+        Self::from_bytes(&bytes)
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let listed = postcard::from_bytes(bytes);
+        let (lasts, kept): ListedNames =
+            listed.map_err(|_| Error::new(ErrorKind::Invalid, "take over a directory"))?;
         let lasts = lasts.into_iter().map(OsString::from_vec).collect();
         let batch = |batch: Vec<(Vec<u8>, EntryRow)>| {
             Arc::new(batch.into_iter().map(|(name, row)| (OsString::from_vec(name), row)).collect())
@@ -618,5 +627,23 @@ impl Dir for BucketDir {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program whose state has version 2 has left the bytes themselves.
+    #[test]
+    fn a_listing_is_read_as_either_version_has_it() {
+        let names = Names { lasts: vec!["a".into(), "b".into()], ..Names::default() };
+        let text = names.to_text().unwrap();
+        let mut bytes = vec![0; text.len() / 2];
+        assert!(hex::decode(text.as_bytes(), &mut bytes));
+        for read in [Names::from_text(&text), Names::from_bytes(&bytes)] {
+            assert_eq!(read.unwrap().lasts, names.lasts);
+        }
+        assert!(Names::from_bytes(&[0xff]).is_err());
     }
 }

@@ -31,7 +31,8 @@ pub struct NumberedState {
 }
 
 impl NumberedState {
-    /// How another process finds an object: by its number.
+    /// How another process finds an object: by its number. A file that was made without a name, and
+    /// may still get its first, has the kind 1, every other object the kind 0.
     #[must_use]
     pub fn key(id: ObjectId, is_tmpfile: bool) -> NodeKey {
         NodeKey { ino: id.0, kind: u32::from(is_tmpfile), generation: None, handle: (0, Vec::new()) }
@@ -54,6 +55,8 @@ pub enum OpenDirState {
     Fd(RawFd),
     /// What was listed so far, as its store writes it.
     Listed(String),
+    /// The same, as a program wrote it whose state has version 2.
+    ListedBytes(Vec<u8>),
 }
 
 impl StoreState {

@@ -85,3 +85,14 @@ async fn few_requests_of_a_handover_wait_for_each_other() {
     assert!(round_trips(begun) <= 7, "{} round trips until data was read", round_trips(begun));
     mounted.close().await;
 }
+
+#[test]
+fn a_program_whose_state_names_no_holder_is_followed_by_the_lease_alone() {
+    let handed = |holder: Option<&str>| {
+        let handed = NumberedState { holder: holder.map(str::to_owned), ..NumberedState::default() };
+        resumed_of(&OpenOptions { handed: Some(handed), ..OpenOptions::default() })
+    };
+    assert_eq!(handed(None).unwrap(), None);
+    assert!(handed(Some(&"ab".repeat(16))).unwrap().is_some());
+    assert_eq!(handed(Some("none")).map_err(|error| error.kind()), Err(ErrorKind::Invalid));
+}

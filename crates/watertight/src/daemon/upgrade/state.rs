@@ -1,7 +1,7 @@
 //! The state that one program leaves to the next, and its format.
 //!
 //! One JSON object in a sealed memory file. `version` says which format it is. A program writes the
-//! newest that it knows, and reads that and the one before. Keys may be added within a version if
+//! newest that it knows, and reads that and those before. Keys may be added within a version if
 //! their absence has a meaning; a key that is taken away or changes its meaning makes a new version.
 //! Which programs can follow is found out before anything is touched: see [`super::check`].
 
@@ -18,7 +18,7 @@ use crate::host::mountinfo::Mount;
 
 /// The format that this program writes. It stands for all that one program leaves to the next: a change
 /// of the journal, or of what a keeper and its server say to each other, is another format, too.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// The formats that it reads.
 pub(crate) const READS: std::ops::RangeInclusive<u32> = 1..=VERSION;
 
@@ -109,9 +109,13 @@ mod tests {
             let text = serde_json::to_string(&state).unwrap();
             assert_eq!(serde_json::from_str::<StoreState>(&text).unwrap(), state, "{text}");
         }
-        for state in
-            [OpenDirState::Fd(3), OpenDirState::Listed("3".to_owned()), OpenDirState::Listed(String::new())]
-        {
+        for state in [
+            OpenDirState::Fd(3),
+            OpenDirState::Listed("3".to_owned()),
+            OpenDirState::Listed(String::new()),
+            OpenDirState::ListedBytes(vec![3]),
+            OpenDirState::ListedBytes(Vec::new()),
+        ] {
             let text = serde_json::to_string(&state).unwrap();
             assert_eq!(serde_json::from_str::<OpenDirState>(&text).unwrap(), state, "{text}");
         }
@@ -120,7 +124,7 @@ mod tests {
     #[test]
     fn a_state_of_another_version_is_named_and_not_read() {
         let error = State::parse(br#"{"version":99,"what":"ever"}"#).unwrap_err();
-        assert!(error.contains("version 99") && error.contains("reads 1 to 2"), "{error}");
+        assert!(error.contains("version 99") && error.contains("reads 1 to 3"), "{error}");
         for bad in [&b""[..], b"{}", b"[1]", br#"{"version":1}"#, br#"{"version":-1}"#, b"\xff"] {
             let error = State::parse(bad).unwrap_err();
             assert!(error.contains("cannot be read"), "{error}");
