@@ -106,6 +106,15 @@ impl RuntimeDir {
         Ok(Self { path, uid, open })
     }
 
+    /// Checks this user's own directory, and does not make it. Whether it is there.
+    ///
+    /// # Errors
+    /// The defect of an existing directory.
+    pub fn check_own() -> Result<bool, String> {
+        let uid = rustix::process::geteuid().as_raw();
+        OpenDir::own(&own_path(uid), uid).map(|open| open.is_some())
+    }
+
     /// The directories that are read, this user's own first; only those that exist.
     #[must_use]
     pub fn readable() -> Vec<Self> {

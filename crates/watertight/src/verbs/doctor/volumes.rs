@@ -1,62 +1,66 @@
 //! The volumes of this user.
 
 use super::Check;
-use crate::control::api::State;
-use crate::registry::target;
+use crate::control::api::{State, Status};
+use crate::registry::survey::Survey;
 use crate::term::units;
 
 /// Volumes with something wrong that are named.
 const NAMED_MAX: usize = 16;
+const NAME: &str = "volumes";
 
 pub(super) fn checks() -> Vec<Check> {
-    let name = "volumes";
-    let volumes = target::volumes();
-    let mut checks = Vec::new();
-    let mut serving = 0;
-    for volume in &volumes {
-        let at = &volume.record().mountpoint;
-        let check = match volume.status() {
-            Ok(Some(status)) if status.state == State::Active && status.failing_files == 0 => {
-                serving += 1;
-                continue;
-            }
-            Ok(Some(status)) if status.stalled.is_some() => Check::bad(
-                name,
-                format!("{at}: its store does not answer"),
-                format!("watertight why {at}; watertight umount --force {at} gives up what is not written"),
-            ),
-            Ok(Some(status)) if status.failing_files > 0 => Check::bad(
-                name,
-                format!("{at}: {} cannot be written", units::count(status.failing_files, "file", "files")),
-                format!("watertight status {at} says why"),
-            ),
-            Ok(Some(_)) => continue,
-            Ok(None) if volume.record().ended.is_some() => continue,
-            Ok(None) => Check::bad(
-                name,
-                format!("{at}: its process died: what was not synced may be lost"),
-                format!("watertight umount {at}, watertight wait --forget {at}, then mount it again"),
-            ),
-            Err(error) => Check::warn(
-                name,
-                format!("{at}: its process cannot be asked: {error}"),
-                format!("watertight status {at}"),
-            ),
-        };
-        checks.push(check);
-        if checks.len() == NAMED_MAX {
-            break;
-        }
+    let Survey { volumes, ended, silent } = Survey::now();
+    let mounted = volumes.iter().filter_map(of_status);
+    let died = ended.iter().filter(|record| record.ended.is_none()).map(|record| {
+        let at = &record.mountpoint;
+        Check::bad(
+            NAME,
+            format!("{at}: its process died: what was not synced may be lost"),
+            format!("watertight umount {at}, watertight wait --forget {at}, then mount it again"),
+        )
+    });
+    let silent = silent.iter().map(|(record, why)| {
+        let at = &record.mountpoint;
+        Check::warn(
+            NAME,
+            format!("{at}: its process cannot be asked: {why}"),
+            format!("watertight status {at}"),
+        )
+    });
+    let checks: Vec<_> = mounted.chain(died).chain(silent).take(NAMED_MAX).collect();
+    if !checks.is_empty() {
+        return checks;
     }
-    if checks.is_empty() {
-        let found = match serving {
-            0 => "none is mounted by this user".to_owned(),
-            n => format!(
-                "{} by this user, and nothing is wrong with them",
-                units::count(n, "is mounted", "are mounted")
-            ),
-        };
-        checks.push(Check::good(name, found));
+    let serving = volumes.iter().filter(|status| status.state == State::Active).count() as u64;
+    let found = match serving {
+        0 => "none is mounted by this user".to_owned(),
+        n => format!(
+            "{} by this user, and nothing is wrong with them",
+            units::count(n, "is mounted", "are mounted")
+        ),
+    };
+    vec![Check::good(NAME, found)]
+}
+
+/// What is wrong with a volume whose process answers.
+fn of_status(status: &Status) -> Option<Check> {
+    if status.state == State::Active && status.failing_files == 0 {
+        return None;
     }
-    checks
+    let at = &status.mountpoint;
+    if status.stalled.is_some() {
+        return Some(Check::bad(
+            NAME,
+            format!("{at}: its store does not answer"),
+            format!("watertight why {at}; watertight umount --force {at} gives up what is not written"),
+        ));
+    }
+    (status.failing_files > 0).then(|| {
+        Check::bad(
+            NAME,
+            format!("{at}: {} cannot be written", units::count(status.failing_files, "file", "files")),
+            format!("watertight status {at} says why"),
+        )
+    })
 }
