@@ -5,7 +5,6 @@ pub(crate) mod snapshots;
 use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -205,8 +204,6 @@ impl Mounted {
         store.end();
         if let Some(journal) = &journal {
             journal.begin(&log, options.nonce);
-            // ORDERING: Relaxed, no call of the volume's user has begun.
-            tree.accepts_on_host.store(journal.targets.accept, Ordering::Relaxed);
         }
         let mounted = Arc::new(Self {
             tree,

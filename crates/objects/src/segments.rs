@@ -91,6 +91,11 @@ impl Segments {
         self.log.journal().is_some()
     }
 
+    /// Whether a change waits for the journal before its caller is answered.
+    pub(crate) fn accepts_on_host(&self) -> bool {
+        self.log.accepts_on_host()
+    }
+
     /// Puts data into the log's open object: it is durable with the rows that are written next.
     pub(crate) async fn put_small(&self, data: &[u8]) -> Result<Stored> {
         let (encoded, table) = self.codec.encode(data);

@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use store::{
@@ -58,8 +58,6 @@ pub(crate) struct Tree {
     pub(crate) totals: Mutex<Totals>,
     pub(crate) size_max: Option<u64>,
     pub(crate) quotas: Quotas,
-    /// What was changed outlives this process, by the journal, before its caller is told.
-    pub(crate) accepts_on_host: AtomicBool,
     /// Inodes that are being removed.
     reaping: Mutex<HashSet<u64>>,
     next_ino: AtomicU64,
@@ -117,7 +115,6 @@ impl Tree {
             totals: Mutex::new(totals),
             size_max,
             quotas,
-            accepts_on_host: AtomicBool::new(false),
             reaping: Mutex::default(),
             next_ino: AtomicU64::new(first.max(2)),
         }))
@@ -200,10 +197,9 @@ impl Tree {
         Ok(())
     }
 
-    /// Whether a change is in the journal's files before its caller is told of it.
+    /// Whether the journal's files have a change before its caller is answered.
     pub(crate) fn accepts_on_host(&self) -> bool {
-        // ORDERING: Relaxed, it is set before the first call, and never again.
-        self.accepts_on_host.load(Ordering::Relaxed)
+        self.segments.accepts_on_host()
     }
 
     /// A change, which outlives this process when this returns, if that was asked for.

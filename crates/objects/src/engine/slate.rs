@@ -240,6 +240,14 @@ impl SlateEngine {
     }
 
     /// A failure, by its cause in the log if there is one.
+    /// Has the journal, or else the bucket, take all that was written by now.
+    async fn commit_to_journal(&self, level: Level) -> Result<()> {
+        match self.log.commit_to_journal(level).await? {
+            Journaled::Yes => Ok(()),
+            Journaled::No => self.commit().await,
+        }
+    }
+
     pub(super) fn failed(&self, error: &slatedb::Error) -> Error {
         self.log.failure().unwrap_or_else(|| {
             let plain = plain(error);
@@ -306,17 +314,11 @@ impl Engine for SlateEngine {
     }
 
     async fn commit_to_host(&self) -> Result<()> {
-        match self.log.commit_to_journal(Level::Synced).await? {
-            Journaled::Yes => Ok(()),
-            Journaled::No => self.commit().await,
-        }
+        self.commit_to_journal(Level::Synced).await
     }
 
     async fn accept_on_host(&self) -> Result<()> {
-        match self.log.commit_to_journal(Level::Written).await? {
-            Journaled::Yes => Ok(()),
-            Journaled::No => self.commit().await,
-        }
+        self.commit_to_journal(Level::Written).await
     }
 
     async fn close(&self) -> Result<()> {

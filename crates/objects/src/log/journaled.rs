@@ -35,9 +35,9 @@ pub(crate) const SEGMENT: u16 = 3;
 /// How far the journal is to have what a caller waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Level {
-    /// Its files have it: it outlives this process.
+    /// The journal's files have it: it is kept if this process dies.
     Written,
-    /// Its disk has it: it outlives the host's crash.
+    /// The journal's disk has it: it is kept if the host crashes.
     Synced,
 }
 
@@ -54,12 +54,10 @@ pub(crate) enum Journaled {
 /// How far the journal has the log.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// The last object that its files have something of, and how much.
-    at: Position,
-    is_whole: bool,
-    /// The same of what its disk has.
-    synced: Position,
-    is_synced_whole: bool,
+    /// What its files have.
+    written: Coverage,
+    /// What its disk has.
+    synced: Coverage,
     /// A caller waits for the disk.
     is_sync_wanted: bool,
     /// The first and the last object of a write that has begun and not ended, or whose end is not
@@ -86,6 +84,14 @@ impl Position {
         self.number > other.number
             || self.number == other.number && self.data >= other.data && self.rows >= other.rows
     }
+}
+
+/// All of the log up to a position.
+#[derive(Debug, Clone, Copy, Default)]
+struct Coverage {
+    end: Position,
+    /// It has the whole of the last object.
+    is_whole: bool,
 }
 
 /// What a record of the log's says about itself.
@@ -175,24 +181,20 @@ struct Piece {
 struct Write {
     epoch: u64,
     pieces: Vec<Piece>,
-    end: Position,
-    is_whole: bool,
+    /// What the journal has when it is done.
+    covers: Coverage,
 }
 
 impl State {
     /// Objects beyond this number are not sent.
     pub(super) fn sendable(&self, window: u64) -> u64 {
-        let Progress { at, is_whole, synced, is_synced_whole, writing, .. } = &self.journaled;
+        let Progress { written, synced, writing, .. } = &self.journaled;
         let first = self.durable.saturating_add(1);
         // Of what was written and not synced, a loss of power leaves any part.
-        let (known, is_whole) = if is_on("log-sent-behind-what-is-not-synced") {
-            (at.number, *is_whole)
-        } else {
-            (synced.number, *is_synced_whole)
-        };
-        let from = if is_whole { known.saturating_add(1) } else { known };
-        let in_part =
-            Some((from, at.number)).filter(|(from, last)| from <= last && !is_on("log-sent-behind-a-part"));
+        let known = if is_on("log-sent-behind-what-is-not-synced") { written } else { synced };
+        let from = known.end.number.saturating_add(u64::from(known.is_whole));
+        let in_part = Some((from, written.end.number))
+            .filter(|(from, last)| from <= last && !is_on("log-sent-behind-a-part"));
         let unknown = writing.iter().copied().chain(in_part).filter(|(_, last)| *last >= first);
         let held_up = unknown.map(|(from, _)| from.max(first)).min().unwrap_or(u64::MAX);
         self.durable.saturating_add(window).min(held_up)
@@ -211,20 +213,20 @@ impl State {
 
     fn is_journaled(&self, position: &Position, level: Level) -> bool {
         let is_written = level == Level::Written || is_on("journal-written-taken-for-synced");
-        let at = if is_written { &self.journaled.at } else { &self.journaled.synced };
-        self.durable >= position.number || at.covers(position)
+        let has = if is_written { &self.journaled.written } else { &self.journaled.synced };
+        self.durable >= position.number || has.end.covers(position)
     }
 
     /// Whether an fsync was acknowledged for something of the open object.
     pub(super) fn is_open_journaled(&self) -> bool {
-        !self.is_open_empty() && self.journaled.synced.number == self.open
+        !self.is_open_empty() && self.journaled.synced.end.number == self.open
     }
 
     /// What the journal has not; nothing: `None`.
     fn unwritten(&self) -> Option<Write> {
-        let had = self.journaled.at;
+        let Coverage { end: had, is_whole: had_whole } = self.journaled.written;
         let from = |number| if number == had.number { (had.data, had.rows) } else { (0, 0) };
-        let is_wanted = |number| number > had.number || number == had.number && !self.journaled.is_whole;
+        let is_wanted = |number| number > had.number || number == had.number && !had_whole;
         let about = |number, data_from: usize, rows_from: usize, data_len: usize| About {
             number,
             durable: self.durable,
@@ -249,13 +251,12 @@ impl State {
             pieces.push(Piece { about, is_rest: false, data: data_part, rows: rows_part });
         }
         let is_whole = pieces.last()?.is_rest;
-        Some(Write { epoch: self.epoch, pieces, end: self.end(), is_whole })
+        Some(Write { epoch: self.epoch, pieces, covers: Coverage { end: self.end(), is_whole } })
     }
 
     /// A write that only has the disk take what was written before.
     fn nothing(&self) -> Write {
-        let Progress { at, is_whole, .. } = self.journaled;
-        Write { epoch: self.epoch, pieces: Vec::new(), end: at, is_whole }
+        Write { epoch: self.epoch, pieces: Vec::new(), covers: self.journaled.written }
     }
 }
 
@@ -273,14 +274,19 @@ impl CommitLog {
         self.journal.get().map(|(journal, _)| journal)
     }
 
+    /// Whether a change waits for the journal before its caller is answered.
+    pub(crate) fn accepts_on_host(&self) -> bool {
+        self.journal.get().is_some_and(|(_, targets)| targets.accept)
+    }
+
     /// Bytes that were put and appended, and that neither the bucket nor the journal's files have.
     pub(crate) fn unsaved_bytes(&self) -> u64 {
         let state = self.state.lock();
-        let Progress { at, is_whole, .. } = state.journaled;
-        let len = |number: u64, data: usize, rows: usize| match number.cmp(&at.number) {
+        let Coverage { end, is_whole } = state.journaled.written;
+        let len = |number: u64, data: usize, rows: usize| match number.cmp(&end.number) {
             Ordering::Less => 0,
             Ordering::Equal if is_whole => 0,
-            Ordering::Equal => data.saturating_sub(at.data) + rows.saturating_sub(at.rows),
+            Ordering::Equal => data.saturating_sub(end.data) + rows.saturating_sub(end.rows),
             Ordering::Greater => data + rows,
         };
         // Also of an object that is there, and none before it: what comes after a gap is void.
@@ -341,7 +347,7 @@ impl CommitLog {
                     return;
                 }
                 if journal.has_failed() {
-                    // What the last write has left is not known, and stays so. Who waits is told.
+                    // What the last write has left is not known, and stays so. Waiting callers are woken.
                     state.journaled.refused += 1;
                     drop(state);
                     self.changed.notify_waiters();
@@ -376,11 +382,10 @@ impl CommitLog {
                     for (piece, place) in write.pieces.iter().zip(places) {
                         state.journaled.places.entry(piece.about.number).or_default().push(place);
                     }
-                    (state.journaled.at, state.journaled.is_whole) = (write.end, write.is_whole);
+                    state.journaled.written = write.covers;
                     state.journaled.is_full = false;
                     if is_synced {
-                        (state.journaled.synced, state.journaled.is_synced_whole) =
-                            (write.end, write.is_whole);
+                        state.journaled.synced = write.covers;
                     }
                     // Some of it may have become durable meanwhile.
                     self.release(&mut state);
