@@ -288,6 +288,23 @@ impl Journal {
         self.memory.store(at, value);
     }
 
+    /// Puts bytes into as many words as they take.
+    fn set_bytes(&self, at: usize, bytes: &[u8]) {
+        for (n, part) in bytes.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            self.set(at + n, u64::from_le_bytes(word));
+        }
+    }
+
+    /// So many bytes, as [`set_bytes`](Self::set_bytes) put them.
+    fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
+        let words = (at..).take(len.div_ceil(8));
+        let mut bytes: Vec<u8> = words.flat_map(|at| self.get(at).to_le_bytes()).collect();
+        bytes.truncate(len);
+        bytes
+    }
+
     fn used(&self, word: usize, max: usize) -> usize {
         usize::try_from(self.get(word)).unwrap_or(max).min(max)
     }

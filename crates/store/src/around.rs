@@ -58,6 +58,9 @@ impl<A: Around> AroundStore<A> {
     fn wrap(&self, inner: Arc<dyn File>) -> Arc<dyn File> {
         Arc::new(AroundOpen { inner: Some(inner), around: Arc::clone(&self.around), end: "close_file" })
     }
+    fn wrap_dir(&self, inner: Arc<dyn Dir>) -> Arc<dyn Dir> {
+        Arc::new(AroundOpen { inner: Some(inner), around: Arc::clone(&self.around), end: "close_dir" })
+    }
 }
 
 impl<A: Around> Store for AroundStore<A> {
@@ -157,7 +160,7 @@ impl<A: Around> Store for AroundStore<A> {
     }
     fn open_dir(&self, id: ObjectId) -> Result<Arc<dyn Dir>> {
         let inner = self.around.call("open_dir", || self.inner.open_dir(id))?;
-        Ok(Arc::new(AroundOpen { inner: Some(inner), around: Arc::clone(&self.around), end: "close_dir" }))
+        Ok(self.wrap_dir(inner))
     }
     fn sync_dir(&self, id: ObjectId) -> Result<()> {
         self.around.call("sync_dir", || self.inner.sync_dir(id))
@@ -206,14 +209,14 @@ impl<A: Around> Store for AroundStore<A> {
     }
     fn open_dir_behind(&self, id: ObjectId, places: Vec<Place>) -> Result<Arc<dyn Dir>> {
         let inner = self.around.call("open_dir", || self.inner.open_dir_behind(id, places))?;
-        Ok(Arc::new(AroundOpen { inner: Some(inner), around: Arc::clone(&self.around), end: "close_dir" }))
+        Ok(self.wrap_dir(inner))
     }
     fn key(&self, id: ObjectId) -> Result<NodeKey> {
         self.inner.key(id)
     }
     fn take_over_dir(&self, id: ObjectId, state: &OpenDirState, incoming: &Incoming) -> Result<Arc<dyn Dir>> {
         let inner = self.inner.take_over_dir(id, state, incoming)?;
-        Ok(Arc::new(AroundOpen { inner: Some(inner), around: Arc::clone(&self.around), end: "close_dir" }))
+        Ok(self.wrap_dir(inner))
     }
     fn close(&self) {
         self.around.tell("close", || self.inner.close());

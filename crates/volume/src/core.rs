@@ -124,7 +124,7 @@ pub(crate) struct Counters {
 impl Core {
     pub(crate) fn new(
         store: Arc<dyn Store>,
-        options: Options,
+        mut options: Options,
         budget: Arc<Budget>,
         (bdi, span): (Arc<Bdi<Inode>>, tracing::Span),
     ) -> Arc<Self> {
@@ -132,6 +132,7 @@ impl Core {
         // Checkers have no store that hangs, and try enough orders of steps without those of the
         // watch.
         let store = if cfg!(any(loom, shuttle)) { store } else { watched };
+        options.write_through |= options.recovery.is_some();
         Arc::new(Self {
             stall: Stall::new(watch, options.stall_after),
             idle_files_max: store.idle_files_max(),

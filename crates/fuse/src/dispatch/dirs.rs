@@ -54,7 +54,7 @@ pub(super) fn read(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &ReadIn, spac
     let mut room = EntryRoom::of(cx, arg);
     let mut listing = Listing::new(space);
     let listed = cx.volume().list(handle_id(arg.fh), arg.offset, &mut |entry| {
-        room.takes(&entry) && listing.add(&cx.listed(entry))
+        room.take(&entry) && listing.add(&cx.listed(entry))
     });
     let len = listing.len();
     match listed {
@@ -81,7 +81,7 @@ impl EntryRoom {
     }
 
     /// Takes room for an entry, as a `linux_dirent64` has it, if there is some.
-    fn takes(&mut self, entry: &store::DirEntry) -> bool {
+    fn take(&mut self, entry: &store::DirEntry) -> bool {
         let len = (entry.name.len() + 20).next_multiple_of(8);
         match self.0.checked_sub(len) {
             Some(rest) => self.0 = rest,
@@ -110,7 +110,7 @@ pub(super) fn read_plus(
     let listed = cx.volume().list(handle_id(arg.fh), arg.offset, &mut |entry| match left
         .checked_sub(Listing::plus_len(&entry.name))
     {
-        Some(rest) if room.takes(&entry) => {
+        Some(rest) if room.take(&entry) => {
             left = rest;
             entries.push(cx.listed(entry));
             true

@@ -37,11 +37,7 @@ impl Journal {
         self.set(at + 4, u64::from(key.kind));
         self.set(at + 5, key.generation.map_or(u64::MAX, u64::from));
         self.set(at + 6, u64::from(kind.cast_unsigned()) | (bytes.len() as u64) << 32);
-        for (n, part) in bytes.chunks(8).enumerate() {
-            let mut word = [0; 8];
-            word[..part.len()].copy_from_slice(part);
-            self.set(at + 7 + n, u64::from_le_bytes(word));
-        }
+        self.set_bytes(at + 7, bytes);
         self.set(at, 1);
         Some(slot)
     }
@@ -71,15 +67,12 @@ impl Journal {
         }
         let handle = self.get(at + 6);
         let (kind, len) = (low(handle), usize::try_from(handle >> 32).unwrap_or(0).min(HANDLE_BYTES_MAX));
-        let mut bytes: Vec<u8> =
-            (0..len.div_ceil(8)).flat_map(|n| self.get(at + 7 + n).to_le_bytes()).collect();
-        bytes.truncate(len);
         let ino = self.get(at + 3);
         let key = (ino != 0).then(|| NodeKey {
             ino,
             kind: u32::try_from(self.get(at + 4)).unwrap_or(u32::MAX),
             generation: u32::try_from(self.get(at + 5)).ok(),
-            handle: (kind.cast_signed(), bytes),
+            handle: (kind.cast_signed(), self.bytes(at + 7, len)),
         });
         Some(NodeRecord { id: self.get(at + 2), lookups: self.get(at + 1), key })
     }

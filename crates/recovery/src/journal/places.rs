@@ -2,12 +2,13 @@
 //!
 //! | word | |
 //! |---|---|
-//! | 0 | which place is the newest: 0 none, 1 the first, 2 the second; 4 more: the other one is the one before |
+//! | 0 | which place is the newest: 0 none, 1 the first, 2 the second; 4 more: the other one counts, too |
 //! | 1 to 34 | the first: what continues it, the name's length, its bytes |
 //! | 35 to 68 | the second |
 //!
-//! The answer that has the entries up to the newest may not have reached the kernel: the request is
-//! sent again then, and goes on from the place before. It may be sent again more than once.
+//! The other one is the place before the newest. The answer that has the entries up to the newest may
+//! not have reached the kernel: the request is sent again then, and goes on from the place before. It
+//! may be sent again more than once.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -59,11 +60,7 @@ impl Journal {
         let place = at + place_at(into);
         self.set(place, next);
         self.set(place + 1, bytes.len() as u64);
-        for (n, part) in bytes.chunks(8).enumerate() {
-            let mut word = [0; 8];
-            word[..part.len()].copy_from_slice(part);
-            self.set(place + 2 + n, u64::from_le_bytes(word));
-        }
+        self.set_bytes(place + 2, bytes);
         self.set(at, into | if kept == 0 { 0 } else { HAS_BEFORE });
     }
 
@@ -93,10 +90,7 @@ impl Journal {
 
     fn place(&self, at: usize) -> Place {
         let len = usize::try_from(self.get(at + 1)).unwrap_or(0).min(NAME_BYTES_MAX);
-        let mut bytes: Vec<u8> =
-            (0..len.div_ceil(8)).flat_map(|n| self.get(at + 2 + n).to_le_bytes()).collect();
-        bytes.truncate(len);
-        Place { next: self.get(at), name: OsString::from_vec(bytes) }
+        Place { next: self.get(at), name: OsString::from_vec(self.bytes(at + 2, len)) }
     }
 }
 

@@ -59,7 +59,7 @@ impl Volume {
             let mut parts = data.chunks(CHUNK).enumerate();
             parts.try_for_each(|(n, part)| inode.write(ctx, by, offset + (n * CHUNK) as u64, part))
         })?;
-        if self.core.options.write_through || self.core.options.recovery.is_some() {
+        if self.core.options.write_through {
             // Accepted data is the store's, and not lost with this process.
             (ctx.before_wait)();
             let write = self.core.bdi.throttled_write(inode, u64::MAX, OnLimit::Wait);
