@@ -8,7 +8,6 @@ use serde_json::Value;
 
 use crate::rig::{Out, Rig, eventually, run};
 use crate::stalled::Stalling;
-use crate::syncing::Syncing;
 
 fn found(out: &Out) -> Vec<Value> {
     serde_json::from_str(&out.stdout).unwrap()
@@ -73,12 +72,8 @@ fn what_is_wrong_with_a_volume_or_a_store_is_bad_and_has_a_repair() {
 #[test]
 fn a_store_that_does_not_answer_is_named() {
     let Some(mut it) = Stalling::new() else { return };
-    let _daemon = it.rig.mount("stall_after=200ms,dirty_after=1h");
-    fs::write(it.rig.mnt.join("before"), "before").unwrap();
-    let waiter = Syncing::prepare(&it.rig.mnt.join("before"), "during");
-    it.server.stop();
-    let waiter = waiter.begin();
-    eventually("it is called stalled", || it.rig.volume()["state"] == "stalled");
+    let (_daemon, waiter) = it.stall();
+    eventually("it is called stalled", || it.is_stalled());
     let out = it.rig.run(&["doctor", "--json"]).ends(1, "is bad");
     let (verdict, words) = of(&found(&out), "volumes").remove(0);
     assert!(verdict == "bad" && words.contains("does not answer"), "{words}");

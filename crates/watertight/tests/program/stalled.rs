@@ -30,7 +30,17 @@ impl Stalling {
         Some(Self { rig, server, _server_rig: server_rig })
     }
 
-    fn is_stalled(&self) -> bool {
+    /// Mounts it, and has an fsync(2) of the file `before` wait for the server, which is stopped.
+    pub(crate) fn stall(&mut self) -> (Daemon, Syncing) {
+        let daemon = self.rig.mount("stall_after=200ms,dirty_after=1h");
+        fs::write(self.rig.mnt.join("before"), "before").unwrap();
+        // Opened before: an opening asks the store.
+        let waiter = Syncing::prepare(&self.rig.mnt.join("before"), "during");
+        self.server.stop();
+        (daemon, waiter.begin())
+    }
+
+    pub(crate) fn is_stalled(&self) -> bool {
         self.rig.volume()["state"] == "stalled"
     }
 }
@@ -49,12 +59,7 @@ impl Drop for Stalling {
 #[test]
 fn a_stall_is_noticed_and_cleared_with_nothing_lost() {
     let Some(mut it) = Stalling::new() else { return };
-    let daemon = it.rig.mount("stall_after=200ms,dirty_after=1h");
-    fs::write(it.rig.mnt.join("before"), "before").unwrap();
-    // Opened before: an opening asks the store.
-    let waiter = Syncing::prepare(&it.rig.mnt.join("before"), "during");
-    it.server.stop();
-    let waiter = waiter.begin();
+    let (daemon, waiter) = it.stall();
     eventually("it is called stalled", || it.is_stalled());
     daemon.says(" is stalled: the store has not answered `");
     // A verb that looks at all mounts of the host is not held up by the mount whose server is

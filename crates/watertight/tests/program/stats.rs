@@ -10,7 +10,6 @@ use testing::cgroup::Cgroup;
 
 use crate::rig::{LONG, Rig, eventually, wait};
 use crate::stalled::Stalling;
-use crate::syncing::Syncing;
 
 fn stats(rig: &Rig, more: &[&str]) -> Value {
     let out = rig.verb("stats", &[&["--json"], more].concat()).ok();
@@ -93,12 +92,8 @@ fn a_limited_cgroups_wait_is_in_its_limit() {
 #[test]
 fn the_time_of_a_store_that_stalls_is_the_stores() {
     let Some(mut it) = Stalling::new() else { return };
-    let daemon = it.rig.mount("stall_after=200ms,dirty_after=1h");
-    fs::write(it.rig.mnt.join("before"), "before").unwrap();
-    let waiter = Syncing::prepare(&it.rig.mnt.join("before"), "during");
-    it.server.stop();
-    let waiter = waiter.begin();
-    eventually("it is called stalled", || it.rig.volume()["state"] == "stalled");
+    let (daemon, waiter) = it.stall();
+    eventually("it is called stalled", || it.is_stalled());
     // It is asked for while the store does not answer.
     stats(&it.rig, &[]);
     it.server.signal(Signal::CONT);

@@ -9,7 +9,6 @@ use testing::cgroup::Cgroup;
 
 use crate::rig::{Rig, eventually};
 use crate::stalled::Stalling;
-use crate::syncing::Syncing;
 
 /// Kills the process at the end, also when an assertion fails.
 struct KillAtEnd(Child);
@@ -58,11 +57,7 @@ fn a_process_at_its_limit_is_told_of_it_and_of_what_is_before_it() {
 #[test]
 fn a_store_that_stalls_is_named() {
     let Some(mut it) = Stalling::new() else { return };
-    let daemon = it.rig.mount("stall_after=200ms,dirty_after=1h");
-    fs::write(it.rig.mnt.join("before"), "before").unwrap();
-    let waiter = Syncing::prepare(&it.rig.mnt.join("before"), "during");
-    it.server.stop();
-    let waiter = waiter.begin();
+    let (daemon, waiter) = it.stall();
     let id = it.rig.volume()["id"].as_str().unwrap().to_owned();
     eventually("the store is named", || {
         let out = it.rig.run(&["why", &id]).ok().stdout;

@@ -59,6 +59,18 @@ impl Place {
             seen.into_iter().map(|(name, _)| name).collect()
         })
     }
+
+    /// Of the files `a` to `d`, which were made in this order, a next holder finds the first two and
+    /// none behind one that is missing.
+    fn assert_next_finds_prefix(&self) {
+        self.world.hold(&[]);
+        let found = self.found(2);
+        let all = ["a", "b", "c", "d"];
+        assert!(
+            found.len() >= 2 && found[..] == all[..found.len()],
+            "it shows no prefix of what was done: {found:?}"
+        );
+    }
 }
 
 async fn make(mounted: &Mounted, file: &str) -> Pin {
@@ -129,13 +141,7 @@ fn an_object_of_which_the_journal_has_a_part_is_the_last_one_sent() {
         place.world.hold(&[&waiting[1]]);
         tokio::time::sleep(LONG).await;
     });
-    place.world.hold(&[]);
-    let found = place.found(2);
-    let all = ["a", "b", "c", "d"];
-    assert!(
-        found.len() >= 2 && found[..] == all[..found.len()],
-        "it shows no prefix of what was done: {found:?}"
-    );
+    place.assert_next_finds_prefix();
 }
 
 /// What was accepted is in the journal's files, and a loss of power takes any part of what was not
@@ -169,13 +175,7 @@ fn an_object_of_which_the_disk_has_a_part_is_the_last_one_sent() {
         tokio::time::sleep(LONG).await;
     });
     place.disk.lose_power(|_| 1);
-    place.world.hold(&[]);
-    let found = place.found(2);
-    let all = ["a", "b", "c", "d"];
-    assert!(
-        found.len() >= 2 && found[..] == all[..found.len()],
-        "it shows no prefix of what was done: {found:?}"
-    );
+    place.assert_next_finds_prefix();
 }
 
 /// A journal's first files are removed when the bucket has what is in them, also where no later
