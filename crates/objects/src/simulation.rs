@@ -187,8 +187,9 @@ fn run(seeds: std::ops::Range<u64>, with: With) {
     }
 }
 
-/// The campaign; with `SNAPSHOTS=1` hosts make, read and delete snapshots, too, with `JOURNAL=1` one
-/// of them has a journal, with `ACCEPTS=1` as well it accepts changes, and with `FOLLOWED=1` each seed has a reader that follows:
+/// The campaign. With `SNAPSHOTS=1` hosts make, read and delete snapshots, too; with `JOURNAL=1` one
+/// of them has a journal, which with `ACCEPTS=1` accepts changes as well; with `FOLLOWED=1` each seed
+/// has a reader that follows:
 /// `SEEDS=100000 cargo test --release -p watertight-objects --lib simulation -- --ignored`.
 #[test]
 #[ignore = "long; the seeds are given by SEEDS, the first by FIRST"]

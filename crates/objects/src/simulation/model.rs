@@ -74,7 +74,7 @@ pub(super) struct FileMark {
     versions: usize,
 }
 
-/// Who has acknowledged something: each has all that the ones before it have.
+/// What has a change when the host acknowledges it. Each has all that the ones before it have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
     /// It outlives the host.

@@ -78,10 +78,10 @@ impl Attachments {
     }
 
     /// The volume that is attached uppermost at a path; where a store on the way hangs, the one
-    /// that was seen there last. That one may have been renamed since: unless a store is known to stall,
-    /// the path is looked up for as long as a volume may take to end. Also one that no path leads to any more, and that has not ended:
-    /// its detach waits for its store, or open files keep it. With it the place that was found,
-    /// which may be a directory's that is seen twice.
+    /// that was seen there last. That one may have been renamed since: unless a store is known to
+    /// stall, the path is looked up for as long as a volume may take to end. Also one that no path
+    /// leads to any more, and that has not ended: its detach waits for its store, or open files keep
+    /// it. With it the place that was found, which may be a directory's that is seen twice.
     pub(super) fn at_for_force(
         self: &Arc<Self>,
         mountpoint: &Mountpoint,
