@@ -13,6 +13,7 @@
 //! | a sync misses no inode that moves | [`a_sync_finds_what_moves`] | `sync-beside-switch` |
 //! | a removed cgroup's inodes are found at its parent | [`inodes_of_a_removed_cgroup_are_its_parents`] | |
 //! | an inode is listed with its wb, not with one that had its index before | [`an_index_that_is_given_again_misleads_nobody`] | `wb-index-reused` |
+//! | an inode that goes after the unmount finds its wb, whose cgroup was removed | [`a_wb_stays_until_its_evicted_inodes_go`] | `wb-evicted-unattached` |
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-writeback --test schedules`
 #![cfg(shuttle)]
@@ -230,6 +231,35 @@ fn an_index_that_is_given_again_misleads_nobody() {
     });
 }
 
+/// An inode that goes after the unmount finds its wb, whose cgroup was removed: else it would look
+/// for it for ever.
+#[test]
+fn a_wb_stays_until_its_evicted_inodes_go() {
+    check(|| {
+        let rig = Rig::new(PerSuperblock);
+        let (clean, dirty) = (rig.file(CHILD), rig.file(CHILD));
+        rig.bdi.mark_dirty(Arc::clone(&dirty), CHILD);
+        rig.bdi.drain();
+        let removal = {
+            let switcher = Arc::clone(&rig.switcher);
+            thread::spawn(move || switcher.remove_cgroup(CHILD))
+        };
+        assert_eq!(rig.bdi.evict(), 0, "busy inodes after unmount");
+        removal.join().expect("no assertion failed");
+        let has_wb = || {
+            rig.switcher.flush();
+            rig.bdi.status().wbs.iter().any(|wb| wb.owner == CHILD)
+        };
+        for file in [clean, dirty] {
+            assert!(has_wb(), "an inode's wb is gone");
+            // Too late: it is not listed any more.
+            rig.bdi.mark_dirty(file, CHILD);
+        }
+        assert!(!has_wb(), "the wb was not given back");
+        assert_eq!(rig.bdi.snapshot().len(), 0, "an inode that was taken off for good is dirty");
+    });
+}
+
 #[test]
 fn each_mutant_is_caught() {
     let test = "wb_r1_an_unmount_beside_switches";
@@ -243,4 +273,6 @@ fn each_mutant_is_caught() {
     mutant::assert_caught("a_sync_finds_what_moves", &["sync-beside-switch"], "a sync missed");
     let test = "an_index_that_is_given_again_misleads_nobody";
     mutant::assert_caught(test, &["wb-index-reused"], "listed where nobody looks");
+    let test = "a_wb_stays_until_its_evicted_inodes_go";
+    mutant::assert_caught(test, &["wb-evicted-unattached"], "an inode's wb is gone");
 }

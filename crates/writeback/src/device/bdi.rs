@@ -230,8 +230,8 @@ impl<I: Inode> Bdi<I> {
     pub fn evict(&self) -> usize {
         let mut busy = 0;
         for wb in self.all_wbs() {
-            let (gone, of_this) = wb.evict();
-            drop(gone);
+            let (evicted, of_this) = wb.evict();
+            drop(evicted);
             busy += of_this;
         }
         // ORDERING: Relaxed: in the right strategy no thread reads it any more, in the wrong ones a

@@ -364,32 +364,36 @@ impl<I: Inode> Wb<I> {
         self.work.as_ref().map(Flag::take);
     }
 
-    /// Takes every inode off for good; returns also how many are on their way to another wb, each
-    /// of which is a defect. The entries are to be dropped without a lock.
-    pub(crate) fn evict(&self) -> (Vec<Entry<I>>, usize) {
+    /// Takes every inode off for good: none becomes dirty again, or moves. Each stays attached until
+    /// it goes, so that the wb is not given back before. Returns the references, which are to be
+    /// dropped without a lock, and how many inodes are on their way to another wb, each of which is
+    /// a defect.
+    pub(crate) fn evict(&self) -> (Vec<Arc<I>>, usize) {
         let mut lists = self.lists();
         let Lists { dirty, io, retry, attached, .. } = &mut *lists;
-        let mut busy = 0;
-        let mut gone: Vec<Entry<I>> = Vec::new();
-        gone.extend(std::mem::take(dirty).into_iter().map(|(key, listed)| Entry::Dirty(key, listed)));
-        gone.extend(std::mem::take(io).into_values().map(Entry::Io));
-        gone.extend(std::mem::take(retry).into_iter().map(|(key, listed)| Entry::Retry(key, listed)));
-        let clean = std::mem::take(attached).into_values().filter_map(|weak| weak.upgrade());
-        gone.extend(clean.map(Entry::Io));
-        for entry in &gone {
-            let inode = match entry {
-                Entry::Attached(_) => continue,
-                Entry::Dirty(_, listed) | Entry::Retry(_, listed) => &listed.inode,
-                Entry::Io(inode) => inode,
-            };
+        let listed =
+            [std::mem::take(dirty), std::mem::take(retry)].into_iter().flat_map(BTreeMap::into_values);
+        let unwritten: Vec<Arc<I>> =
+            listed.map(|listed| listed.inode).chain(std::mem::take(io).into_values()).collect();
+        let clean: Vec<Arc<I>> = attached.values().filter_map(Weak::upgrade).collect();
+        for inode in &unwritten {
             let inode_wb = inode.inode_wb();
             let mut state = inode_wb.state();
             state.on_list = OnList::Off;
-            state.freeing = true;
+            lists.insert(inode_wb, &mut state, Entry::Attached(Arc::downgrade(inode)));
+        }
+        if is_on("wb-evicted-unattached") {
+            lists.attached.clear();
+        }
+        let evicted: Vec<Arc<I>> = unwritten.into_iter().chain(clean).collect();
+        let mut busy = 0;
+        for inode in &evicted {
+            let inode_wb = inode.inode_wb();
+            inode_wb.state().freeing = true;
             busy += usize::from(inode_wb.is_switching());
         }
         self.note_lists(&mut lists);
-        (gone, busy)
+        (evicted, busy)
     }
 
     /// Every inode that is dirty or being written at this moment.

@@ -94,7 +94,7 @@ impl<I: Inode> Bdi<I> {
             let mut state = inode_wb.state();
             match state.on_list {
                 OnList::Io => state.redirtied = Some(now),
-                OnList::Attached => {
+                OnList::Attached if !state.freeing => {
                     let clean = lists.remove(inode_wb, &mut state);
                     let listed = Listed { inode: Arc::clone(&inode), failures: 0 };
                     lists.insert(inode_wb, &mut state, Entry::Dirty(self.next_key(now), listed));
@@ -134,7 +134,9 @@ impl<I: Inode> Bdi<I> {
         let cleans = self.with_lists(inode_wb, |wb, lists| {
             let mut state = inode_wb.state();
             let redirtied = state.redirtied.take();
-            // Not there: it was taken off for good meanwhile.
+            if state.freeing {
+                return None;
+            }
             lists.remove(inode_wb, &mut state)?;
             let entry = match (outcome, redirtied) {
                 (Outcome::Clean, None) => {
