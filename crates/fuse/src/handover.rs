@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::abi::InitFlags;
 use crate::protocol::decode::Agreed;
 use crate::protocol::init::{Mode, Negotiated};
+use crate::tree::TreeHandover;
 
 /// A session, written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,11 +20,20 @@ pub struct SessionHandover {
     is_kernel_writeback: bool,
     /// Why requests do not come over io_uring.
     pub(crate) reason: String,
+    /// What was attached; none if nothing ever was.
+    #[serde(default)]
+    pub(crate) tree: Option<TreeHandover>,
 }
 
 impl SessionHandover {
     /// What was agreed on this connection, and why requests do not come over io_uring.
-    pub(crate) fn new(device: RawFd, negotiated: &Negotiated, mode: Mode, reason: String) -> Self {
+    pub(crate) fn new(
+        device: RawFd,
+        negotiated: &Negotiated,
+        mode: Mode,
+        reason: String,
+        tree: Option<TreeHandover>,
+    ) -> Self {
         Self {
             device,
             minor: negotiated.minor,
@@ -31,6 +41,7 @@ impl SessionHandover {
             setxattr_ext: negotiated.agreed.setxattr_ext,
             is_kernel_writeback: mode == Mode::KernelWriteback,
             reason,
+            tree,
         }
     }
 

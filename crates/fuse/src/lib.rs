@@ -81,7 +81,7 @@ pub use protocol::init::Mode;
 pub use protocol::{abi, decode, encode, errno, init};
 pub use session::{EndReason, Ended, Session, SessionOptions, SessionView};
 pub use stats::StatsView;
-pub use tree::{Attached, AttachmentInfo, Detach, OnEnd, TreeError};
+pub use tree::{Attached, AttachmentInfo, Detach, OnEnd, ResumedVolume, TreeError};
 pub use view::TreeHandle;
 
 pub use mounts::Propagation;

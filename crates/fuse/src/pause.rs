@@ -14,7 +14,7 @@
 //! stay where they are.
 //!
 //! Not handed over: connections over io_uring, whose entries belong to this program's memory;
-//! mountpoints with other volumes attached or clones; those whose syncs this process reports to the
+//! clones of the mountpoint; mountpoints whose syncs this process reports to the
 //! kernel by a device of its own (kernels before 6.18).
 
 use std::os::fd::{BorrowedFd, RawFd};
@@ -58,7 +58,8 @@ impl SessionView {
             Transport::Readers { reason } => reason.clone(),
             Transport::Uring => String::new(),
         };
-        SessionHandover::new(device, negotiated, *mode, reason)
+        // What is attached does not outlive its server.
+        SessionHandover::new(device, negotiated, *mode, reason, None)
     }
 
     /// The connection.
@@ -78,10 +79,8 @@ impl SessionView {
                 "requests come over io_uring, which cannot be handed over; mount with -o uring=off",
             ));
         }
-        if !connection.tree.is_plain() {
-            return Err(PauseError::Unsupported(
-                "other volumes are, or were, attached inside it, or it was cloned; that cannot be handed over yet",
-            ));
+        if connection.tree.has_clones() {
+            return Err(PauseError::Unsupported("it was cloned, and clones cannot be handed over yet"));
         }
         if connection.page.is_some() {
             return Err(PauseError::Unsupported(
@@ -114,10 +113,11 @@ impl SessionView {
         if !is_still {
             return Err(PauseError::Busy { requests: connection.in_flight.in_hand().max(1) });
         }
-        if !connection.tree.root().invalidations.is_idle() {
+        let attached = connection.tree.volumes();
+        if !std::iter::once(connection.tree.root()).chain(&attached).all(|one| one.invalidations.is_idle()) {
             return Err(PauseError::Busy { requests: 1 });
         }
-        // Something may have been attached meanwhile.
+        // It may have been cloned meanwhile.
         self.can_pause()?;
         Ok(paused)
     }
@@ -127,14 +127,15 @@ impl Paused {
     /// Writes the session down.
     ///
     /// # Errors
-    /// When the process has no descriptor left.
+    /// When the process has no descriptor left, and when what is attached is changing just now.
     pub fn hand_over(&self, kept: &mut Kept) -> std::io::Result<SessionHandover> {
-        let Connection { negotiated, mode, master, transport, .. } = &*self.0;
+        let Connection { negotiated, mode, master, transport, tree, .. } = &*self.0;
+        let tree = tree.hand_over().map_err(std::io::Error::other)?;
         let reason = match &*transport.lock() {
             Transport::Readers { reason } => reason.clone(),
             Transport::Uring => String::new(),
         };
-        Ok(SessionHandover::new(kept.copy(master.fd())?, negotiated, *mode, reason))
+        Ok(SessionHandover::new(kept.copy(master.fd())?, negotiated, *mode, reason, tree))
     }
 }
 

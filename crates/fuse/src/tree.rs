@@ -43,6 +43,7 @@ mod attached_volume;
 mod change;
 mod clones;
 mod copies;
+mod handover;
 mod mount_node;
 mod mount_tree;
 mod namespace_view;
@@ -56,6 +57,8 @@ pub(crate) mod wire;
 
 pub use attached_volume::OnEnd;
 pub(crate) use attached_volume::{AttachedVolume, Open};
+pub use handover::ResumedVolume;
+pub(crate) use handover::TreeHandover;
 pub(crate) use mount_node::MountNode;
 pub(crate) use mount_tree::{MountTree, SnapshotCache};
 pub(crate) use namespace_view::NamespaceView;

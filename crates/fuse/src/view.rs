@@ -10,8 +10,9 @@ use volume::{Caller, Cancel, Volume};
 
 use crate::admission;
 use crate::connection::Connection;
+use crate::handover::SessionHandover;
 use crate::tree::wire::NodeTag;
-use crate::tree::{Attached, AttachmentInfo, Detach, NamespaceView, OnEnd, TreeError};
+use crate::tree::{Attached, AttachmentInfo, Detach, NamespaceView, OnEnd, ResumedVolume, TreeError};
 
 /// The volumes that are attached to a session's mountpoint, to be listed and changed from any
 /// thread but those that serve requests: changes wait for the kernel, and for volumes.
@@ -112,6 +113,24 @@ impl TreeHandle {
         on_end: OnEnd,
     ) -> Result<Attached, TreeError> {
         self.shared.tree.attach((&self.view, path), volume, is_read_only, on_end)
+    }
+
+    /// Attaches what the program before had attached, where it was: the volumes that were taken over
+    /// beside the session. To be called before the session runs. Returns where each of them is, in
+    /// their order.
+    ///
+    /// # Errors
+    /// [`TreeError::BadState`], and those of the namespace.
+    pub fn take_over(
+        &self,
+        session: &SessionHandover,
+        volumes: Vec<ResumedVolume>,
+    ) -> Result<Vec<Attached>, TreeError> {
+        match &session.tree {
+            Some(tree) => self.shared.tree.take_over(tree, volumes),
+            None if volumes.is_empty() => Ok(Vec::new()),
+            None => Err(TreeError::BadState("it has volumes and no tree")),
+        }
     }
 
     /// Shows a directory in a second place; volumes attached below it are not shown there.

@@ -63,9 +63,24 @@ impl Namespace {
         path: impl AsRef<Path>,
         superblock: &SuperblockRef,
     ) -> Result<Vec<NewMount>> {
+        self.attach_dir_all(start, path, superblock, superblock.superblock().root())
+    }
+
+    /// Like [`attach_all`](Self::attach_all), and shows the directory `root` of the superblock, which
+    /// need not be mounted elsewhere.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn attach_dir_all<'a>(
+        &self,
+        start: impl Into<Base<'a>>,
+        path: impl AsRef<Path>,
+        superblock: &SuperblockRef,
+        root: Inode,
+    ) -> Result<Vec<NewMount>> {
         let template = MountTemplate {
             superblock: superblock.clone(),
-            root: superblock.superblock().root(),
+            root,
             kind: Kind::Directory,
             on: None,
             propagation: PropagationState::default(),

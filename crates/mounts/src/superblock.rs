@@ -211,6 +211,21 @@ impl SuperblockRef {
         }))
     }
 
+    /// A superblock that was in use before, in another program say: it has these active references,
+    /// and no mount yet. With none it is one that is not mounted yet.
+    #[must_use]
+    pub fn resume(superblock: Arc<dyn Superblock>, active_refs: usize) -> (Self, Vec<ActiveRef>) {
+        let this = Self::new(superblock);
+        {
+            let mut state = this.0.state.lock();
+            state.active_refs = active_refs;
+            state.activations = active_refs as u64;
+            state.was_mounted = active_refs > 0;
+        }
+        let refs = (0..active_refs).map(|_| ActiveRef(this.clone())).collect();
+        (this, refs)
+    }
+
     /// The superblock.
     #[must_use]
     pub fn superblock(&self) -> &Arc<dyn Superblock> {

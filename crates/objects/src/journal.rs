@@ -50,6 +50,7 @@ pub(crate) mod format;
 #[cfg(test)]
 pub(crate) mod memory_disk;
 pub(crate) mod setup;
+pub(crate) mod targets;
 #[cfg(test)]
 mod tests;
 pub(crate) mod upload;

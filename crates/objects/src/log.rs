@@ -52,7 +52,7 @@ use crate::bucket::{Bucket, Condition};
 use crate::codec::Codec;
 use crate::engine::BATCH_BYTES_MAX;
 use crate::journal::Journal;
-use crate::journal::setup::Targets;
+use crate::journal::targets::Targets;
 use crate::object_names::log_name;
 use crate::parents::Parents;
 use crate::turns::Turns;

@@ -155,7 +155,7 @@ impl Volume {
     /// [`Error::Invalid`] with what keeps it from being handed over; the store's.
     pub fn hand_over(&self, kept: &mut Kept, until: Instant) -> Result<VolumeHandover> {
         let core = &self.core;
-        if self.lifecycle.state.lock().0 != VolumeState::Active {
+        if !matches!(self.lifecycle.state.lock().0, VolumeState::Active | VolumeState::Detached) {
             return Err(Error::Invalid("it is being unmounted"));
         }
         if core.deferred_close.is_busy() {

@@ -15,6 +15,7 @@
 
 pub mod attachments;
 pub mod background;
+mod change_gate;
 pub mod connection;
 pub mod event;
 pub mod figures;

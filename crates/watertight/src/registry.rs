@@ -489,6 +489,11 @@ impl Registration {
         Ok(())
     }
 
+    /// What is written down of it.
+    pub(crate) fn record(&self) -> &Record {
+        &self.record
+    }
+
     /// Writes down that it is somewhere else now.
     ///
     /// # Errors

@@ -70,7 +70,7 @@ pub(crate) struct AttachedVolume {
 }
 
 /// The kinds of open objects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Open {
     File,
     Directory,
@@ -194,6 +194,13 @@ impl AttachedVolume {
             return None;
         }
         self.open_refs.lock().remove(&(what, handle))
+    }
+
+    /// What is open of it, in a fixed order.
+    pub(super) fn all_open(&self) -> Vec<(Open, HandleId)> {
+        let mut open: Vec<_> = self.open_refs.lock().keys().copied().collect();
+        open.sort_unstable_by_key(|(what, handle)| (*what, handle.0));
+        open
     }
 
     fn path_of(&self, node: Inode) -> Option<std::path::PathBuf> {

@@ -33,6 +33,26 @@ impl MountTree {
         let (resolved, namespace) = (self.walk(at)?, &at.0.namespace);
         let target = resolved.target()?;
         let (tag, mount_tag) = (self.new_tag()?, self.new_tag()?);
+        let served = self.attached_volume(volume, tag, is_read_only, on_end);
+        let superblock = SuperblockRef::new(Arc::clone(&served) as Arc<_>);
+        // Before a path can cross into it.
+        let files = MountNode::of_files(tag, (Arc::clone(&served), superblock.clone()), namespace);
+        self.change(|state, snapshot| state.add_node(snapshot, Arc::new(files)));
+        let volume = (&served, &superblock);
+        let mount = self.mount_volume(at, (resolved, target), (tag, mount_tag), volume);
+        let mount = mount.inspect_err(|_| self.forget_volume(tag))?;
+        served.remove_mount(tag);
+        Ok(Attached { mount, volume: tag, superblock })
+    }
+
+    /// A volume that is about to be attached, and that this tree forgets when it has ended.
+    pub(super) fn attached_volume(
+        self: &Arc<Self>,
+        volume: &Arc<Volume>,
+        tag: NodeTag,
+        is_read_only: bool,
+        on_end: OnEnd,
+    ) -> Arc<AttachedVolume> {
         // A sync of the mountpoint while this volume is stalled has to report whether the caller's
         // cgroup has data in it.
         volume.note_owners();
@@ -45,15 +65,7 @@ impl MountTree {
         });
         let served = Arc::new(AttachedVolume::new(Arc::clone(volume), tag, is_read_only, Some(ended)));
         served.forget_changed(&self.dev);
-        let superblock = SuperblockRef::new(Arc::clone(&served) as Arc<_>);
-        // Before a path can cross into it.
-        let files = MountNode::of_files(tag, (Arc::clone(&served), superblock.clone()), namespace);
-        self.change(|state, snapshot| state.add_node(snapshot, Arc::new(files)));
-        let volume = (&served, &superblock);
-        let mount = self.mount_volume(at, (resolved, target), (tag, mount_tag), volume);
-        let mount = mount.inspect_err(|_| self.forget_volume(tag))?;
-        served.remove_mount(tag);
-        Ok(Attached { mount, volume: tag, superblock })
+        served
     }
 
     /// Mounts a volume, which the tag `files` names, on a directory, by a mount with the tag

@@ -37,6 +37,9 @@ pub enum TreeError {
     /// All numbers for mounts have been used.
     #[error("this mount process has attached as many volumes as it can in its life")]
     NoTags,
+    /// The state that the program before has left does not fit together.
+    #[error("the state of what is attached makes no sense: {0}")]
+    BadState(&'static str),
     /// A node's number is too large for anything but the root volume.
     #[error("the directory's number is too large to be shown in a second place")]
     NodeTooLarge,

@@ -16,7 +16,7 @@
 //! tag of its volume: a file is one file, with one page cache, wherever it is seen.
 
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 
 use volume::NodeId;
 
@@ -25,7 +25,9 @@ const NODE_BITS: u32 = 40;
 const TAG_MAX: u32 = (1 << (63 - NODE_BITS)) - 1;
 
 /// A mount's or a volume's number in node numbers; 0 for the root volume and its first mount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize,
+)]
 pub(crate) struct NodeTag(u32);
 
 impl NodeTag {
@@ -77,15 +79,28 @@ pub(crate) fn ino(volume: NodeTag, ino: u64) -> u64 {
     ino ^ (u64::from(volume.0) << (NODE_BITS + 1))
 }
 
+/// Told apart by it are the generations of attached volumes' nodes in this process.
+static PROCESS: OnceLock<u32> = OnceLock::new();
+
 /// The generation that the kernel keeps beside a node's number, in handles too. Tags begin anew
 /// with each process: a handle of an attached volume's file is not to lead into what has its tag in
 /// the next one.
 pub(crate) fn generation(volume: NodeTag, generation: u32) -> u32 {
-    static PROCESS: LazyLock<u32> = LazyLock::new(|| {
+    if volume == NodeTag::ROOT { generation } else { generation ^ of_process() }
+}
+
+/// What tells this process's generations apart.
+pub(super) fn of_process() -> u32 {
+    *PROCESS.get_or_init(|| {
         let [a, b, c, d, ..] = RandomState::new().hash_one(0_u8).to_le_bytes();
         u32::from_le_bytes([a, b, c, d])
-    });
-    if volume == NodeTag::ROOT { generation } else { generation ^ *PROCESS }
+    })
+}
+
+/// This program goes on with the generations of the one before. To be called before the first is
+/// asked for; later calls change nothing.
+pub(super) fn resume_generations(of_process: u32) {
+    let _known_already = PROCESS.set(of_process);
 }
 
 #[cfg(test)]

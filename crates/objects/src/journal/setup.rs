@@ -10,6 +10,7 @@ use store::{Error, ErrorKind, Result};
 
 use super::dir::{DirDisk, blocking};
 use super::disk::Disk;
+use super::targets::Targets;
 use super::{Identity, Journal, SIZE, SIZE_MIN, upload};
 use crate::bucket::Bucket;
 use crate::codec::Codec;
@@ -30,15 +31,6 @@ pub struct JournalOptions {
     pub is_fsync_target: bool,
     /// A change returns when the journal's files have it, so that it outlives this process.
     pub is_accept_target: bool,
-}
-
-/// What waits for a journal.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Targets {
-    /// As [`JournalOptions::is_fsync_target`].
-    pub(crate) fsync: bool,
-    /// As [`JournalOptions::is_accept_target`].
-    pub(crate) accept: bool,
 }
 
 /// See the [module](self).

@@ -21,7 +21,7 @@ use sync::mutant::is_on;
 
 use super::object::HEADER;
 use super::{CommitLog, Sealed, State, plain};
-use crate::journal::setup::Targets;
+use crate::journal::targets::Targets;
 use crate::journal::{Journal, Place, Record};
 use crate::rows::Object;
 

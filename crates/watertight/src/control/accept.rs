@@ -1,6 +1,5 @@
 //! Connections of the control socket, from their beginning to their end.
 
-use std::os::unix::net::UnixListener as StdListener;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,19 +42,12 @@ impl Limiters {
 /// Takes every connection at once: none waits behind others in the socket's queue, where slow peers
 /// could not be recognised.
 pub(super) async fn accept(
-    listener: StdListener,
+    listener: Arc<UnixListener>,
     owner_uid: u32,
     service: Arc<dyn Service>,
     limits: Limiters,
     stopped: watch::Receiver<bool>,
 ) {
-    let listener = match UnixListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(error) => {
-            tracing::error!(%error, "the control socket cannot be served");
-            return;
-        }
-    };
     let socket = limits.socket();
     let mut connections = JoinSet::new();
     let mut stop = stopped.clone();

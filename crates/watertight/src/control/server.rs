@@ -14,10 +14,12 @@
 //! volume ended, and joins the thread.
 
 use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixListener as StdListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use tokio::net::UnixListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
@@ -43,6 +45,15 @@ pub struct Server {
 #[derive(Debug)]
 pub struct ListenerGuard {
     stop: watch::Sender<bool>,
+    listener: Arc<UnixListener>,
+}
+
+impl ListenerGuard {
+    /// The socket.
+    #[must_use]
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
 }
 
 impl Drop for ListenerGuard {
@@ -58,7 +69,12 @@ impl Server {
     /// Those of making the thread and its event loop.
     pub fn start(listener: StdListener, owner_uid: u32, service: Arc<dyn Service>) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Self::run(move |stopped, limits| accept(listener, owner_uid, service, limits, stopped))
+        Self::run(move |stopped, limits| async move {
+            match UnixListener::from_std(listener) {
+                Ok(listener) => accept(Arc::new(listener), owner_uid, service, limits, stopped).await,
+                Err(error) => tracing::error!(%error, "the control socket cannot be served"),
+            }
+        })
     }
 
     /// Serves nothing so far.
@@ -101,8 +117,11 @@ impl Server {
     ) -> io::Result<ListenerGuard> {
         listener.set_nonblocking(true)?;
         let (stop, stopped) = watch::channel(false);
-        self.runtime.spawn(accept(listener, owner_uid, service, self.limits.clone(), stopped));
-        Ok(ListenerGuard { stop })
+        let in_runtime = self.runtime.enter();
+        let listener = Arc::new(UnixListener::from_std(listener)?);
+        drop(in_runtime);
+        self.runtime.spawn(accept(Arc::clone(&listener), owner_uid, service, self.limits.clone(), stopped));
+        Ok(ListenerGuard { stop, listener })
     }
 
     /// Ends the server; answers under way are finished first, within two seconds.

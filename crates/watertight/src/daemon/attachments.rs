@@ -20,10 +20,12 @@ mod again;
 mod attached;
 mod clones;
 mod force;
+pub(crate) mod handover;
 mod list;
 mod types;
 
 use std::collections::BTreeMap;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -36,8 +38,9 @@ use crate::cli::opts::{self, MountOptions};
 use crate::control::api::{
     AttachReply, AttachRequest, DetachReply, DetachRequest, Ended, MoveReply, MoveRequest, Status, UmountKind,
 };
-use crate::control::server::Server;
+use crate::control::server::{ListenerGuard, Server};
 use crate::control::volume_id::VolumeId;
+use crate::daemon::change_gate::ChangeGate;
 use crate::daemon::store;
 use crate::daemon::volume_info::VolumeInfo;
 use crate::host::checks;
@@ -59,16 +62,28 @@ const LINES_MAX: usize = 10_000;
 
 impl Attachments {
     /// None so far.
-    #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         tree: TreeHandle,
         session: SessionView,
         root: VolumeInfo,
         runtime_dir: RuntimeDir,
         tenants: Arc<Tenants>,
+        changes: Arc<ChangeGate>,
     ) -> Arc<Self> {
         let (clones, server, list, failed, drains) = Default::default();
-        Arc::new(Self { tree, clones, session, root, runtime_dir, tenants, server, list, failed, drains })
+        Arc::new(Self {
+            tree,
+            clones,
+            session,
+            root,
+            runtime_dir,
+            tenants,
+            server,
+            list,
+            failed,
+            changes,
+            drains,
+        })
     }
 
     /// The volumes.
@@ -220,7 +235,8 @@ impl Attachments {
     ) -> Result<VolumeId, Problem> {
         let source = checks::source(source)?;
         opts::fit(options, &source.spec)?;
-        let options = MountOptions::parse(options)?;
+        let given = options;
+        let options = MountOptions::parse(given)?;
         if let Some(directory) = &source.directory {
             self.mountpoints()
                 .iter()
@@ -234,7 +250,7 @@ impl Attachments {
         let read_only = store::is_read_only(&options, (&source, &name), &*store)?;
         let volume = store::start_volume(&name, &options, store, Arc::clone(&self.tenants), None)?;
         options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
-        let attached = self.register(source.spec, &shown, (&volume, &options), read_only);
+        let attached = self.register(source.spec, &shown, (&volume, &options, given), read_only);
         let attached = attached.inspect_err(|_| drop(volume.shutdown()))?;
         let ends = Arc::clone(&attached);
         let on_end = Box::new(move |report: &DrainReport| ends.finish(report));
@@ -258,20 +274,16 @@ impl Attachments {
         self: &Arc<Self>,
         source: String,
         shown: &Path,
-        (volume, options): (&Arc<Volume>, &MountOptions),
+        volume: (&Arc<Volume>, &MountOptions, &[String]),
         read_only: bool,
     ) -> Result<Arc<Attached>, Problem> {
         let id = registry::new_id()?;
         let mut record = Record::new(id, source, shown, self.root.device());
         record.attached_to = Some(self.root.id.clone());
         let (registration, listener) = self.runtime_dir.register(record.clone())?;
-        let attached = Arc::new(Attached::new(self, record, registration, (volume, options), read_only));
+        let attached = Arc::new(Attached::new(self, record, Some(registration), volume, read_only));
         self.list.lock().add(&attached);
-        let served = self.server().and_then(|server| {
-            let owner = rustix::process::geteuid().as_raw();
-            server.add_listener(listener, owner, Arc::clone(&attached) as Arc<_>)
-        });
-        match served {
+        match self.listen(&attached, listener) {
             Ok(listener) => attached.set_listener(listener),
             Err(error) => {
                 attached.withdraw();
@@ -279,6 +291,12 @@ impl Attachments {
             }
         }
         Ok(attached)
+    }
+
+    /// Serves an attached volume's socket.
+    fn listen(&self, attached: &Arc<Attached>, listener: UnixListener) -> std::io::Result<ListenerGuard> {
+        let owner = rustix::process::geteuid().as_raw();
+        self.server()?.add_listener(listener, owner, Arc::clone(attached) as Arc<_>)
     }
 
     /// The server of all attached volumes' sockets, started with the first.

@@ -158,7 +158,9 @@ pub fn run(args: &MountArgs, in_background: bool, is_kept: bool) -> Result<ExitC
     let upgrader = Upgrader::new(&listener, mount, Upgrades::default())
         .map_err(|error| Problem::failure(format!("no descriptor for the control socket: {error}")))
         .inspect_err(|_| drop(volume.shutdown()))?;
-    let attachments = Attachments::new(session.tree(), session.view(), info.clone(), runtime_dir, tenants);
+    let changes = Arc::clone(&upgrader.changes);
+    let attachments =
+        Attachments::new(session.tree(), session.view(), info.clone(), runtime_dir, tenants, changes);
     let mounted =
         MountedVolume::new(info, volume, attachments, sender.clone(), Arc::clone(&connection), upgrader);
     let mounted = Arc::new(mounted);

@@ -105,7 +105,7 @@ impl MountedVolume {
     /// What is handed over to another program.
     pub(crate) fn handed(&self) -> Handed<'_> {
         let Self { info, volume, attachments, upgrader, .. } = self;
-        Handed { info, volume, session: &attachments.session, upgrader }
+        Handed { info, volume, attachments, session: &attachments.session, upgrader }
     }
 
     /// The mount to ask the kernel about.

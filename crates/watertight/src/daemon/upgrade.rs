@@ -9,7 +9,7 @@
 //! | can this mount be handed over, may that file be executed (`program`) | are served | refused |
 //! | dirty data is written and made durable | are served | refused |
 //! | can that program take it over (`check`) | are served | refused |
-//! | calls that change the mount end, others wait (`change_gate`) | are served | refused, they go on |
+//! | calls that change the mount end, others wait (`daemon::change_gate`) | are served | refused, they go on |
 //! | requests under way end, no others are read | wait in the kernel | refused, they are read again |
 //! | what was written meanwhile is made durable | wait | the same |
 //! | all is written down; execve(2) | wait | the same |
@@ -23,7 +23,6 @@
 //! # Lock order
 //! The gate, then the volume's locks.
 
-pub(crate) mod change_gate;
 pub(crate) mod check;
 pub(crate) mod prepare;
 pub(crate) mod program;
@@ -31,8 +30,3 @@ pub(crate) mod replace;
 pub(crate) mod resume;
 pub(crate) mod state;
 pub mod upgrader;
-
-use std::time::Duration;
-
-/// How often a step that waits looks for events that end it.
-const LOOK: Duration = Duration::from_millis(20);

@@ -1,5 +1,6 @@
 //! `upgrade`: another program takes the place of the one that serves, and the mount goes on.
 
+mod attached;
 mod held_up;
 pub(crate) mod load;
 
@@ -367,17 +368,6 @@ fn what_cannot_be_handed_over_yet_is_refused_with_a_reason() {
     rig.verb("umount", &[]).ok();
     daemon.end();
     let daemon = rig.mount("uring=off");
-    let (inside, other) = (rig.mnt.join("inside"), rig.root.join("other"));
-    fs::create_dir(&inside).unwrap();
-    fs::create_dir(&other).unwrap();
-    rig.run(&["attach", other.to_str().unwrap(), inside.to_str().unwrap()]).ok();
-    upgrade(&rig, &[]).ends(1, "attached inside it");
-    fs::write(inside.join("file"), "inside").unwrap();
-    assert_eq!(counts_of_first(&rig), 0);
-    rig.verb("umount", &[]).ok();
-    daemon.end();
-    assert_eq!(fs::read(other.join("file")).unwrap(), b"inside");
-    let daemon = rig.mount("uring=off");
     let second = rig.root.join("second");
     fs::create_dir(&second).unwrap();
     rig.verb("clone", &[second.to_str().unwrap()]).ok();
@@ -406,12 +396,6 @@ fn a_connection_over_io_uring_is_refused() {
     rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
     assert_eq!(rig.stored("file").unwrap(), b"file");
-}
-
-fn counts_of_first(rig: &Rig) -> u64 {
-    let status = rig.status();
-    let volumes = status["volumes"].as_array().unwrap();
-    volumes.iter().map(|volume| volume["upgrades"]["count"].as_u64().unwrap()).sum()
 }
 
 /// A store that does not answer in time has the upgrade refused: requests are served as before.

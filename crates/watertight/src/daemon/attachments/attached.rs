@@ -25,8 +25,8 @@ impl Attached {
     pub(super) fn new(
         all: &Arc<Attachments>,
         record: Record,
-        registration: Registration,
-        (volume, options): (&Arc<Volume>, &MountOptions),
+        registration: Option<Registration>,
+        (volume, options, given_options): (&Arc<Volume>, &MountOptions, &[String]),
         read_only: bool,
     ) -> Self {
         Self {
@@ -36,11 +36,12 @@ impl Attached {
             path: Mutex::new(record.mountpoint.into()),
             place: Mutex::default(),
             options: options.clone(),
+            given_options: given_options.to_vec(),
             volume: Arc::clone(volume),
             read_only,
             started_ms: now_ms(),
             ended: watch::Sender::new(None),
-            registration: Mutex::new(Some(registration)),
+            registration: Mutex::new(registration),
             listener: Mutex::default(),
         }
     }
@@ -261,6 +262,8 @@ impl Service for Attached {
     }
 
     fn limit(&self, request: LimitRequest) -> Result<Limits, String> {
+        let all = self.all.upgrade();
+        let _change = all.as_ref().map(|all| all.changes.pass());
         figures::limit(&self.volume, &request)
     }
 
@@ -270,6 +273,7 @@ impl Service for Attached {
 
     fn umount(&self, request: UmountRequest) -> Result<UmountReply, String> {
         let all = self.all.upgrade().ok_or("its mount process is ending")?;
+        let _change = all.changes.pass();
         let shown = self.path();
         let mountpoint =
             all.mountpoints().into_iter().filter(|mountpoint| shown.starts_with(&mountpoint.path));
@@ -285,6 +289,8 @@ impl Service for Attached {
     }
 
     fn snapshots(&self, request: SnapshotsRequest) -> Result<SnapshotsReply, String> {
+        let all = self.all.upgrade();
+        let _change = all.as_ref().map(|all| all.changes.pass());
         snapshots(&self.volume, request)
     }
 

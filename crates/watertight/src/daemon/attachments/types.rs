@@ -14,6 +14,7 @@ use crate::cli::opts::MountOptions;
 use crate::control::api::{Ended, Propagation};
 use crate::control::server::{ListenerGuard, Server};
 use crate::control::volume_id::VolumeId;
+use crate::daemon::change_gate::ChangeGate;
 use crate::daemon::volume_info::VolumeInfo;
 use crate::host::utab;
 use crate::registry::{Registration, RuntimeDir};
@@ -35,6 +36,8 @@ pub struct Attachments {
     pub(super) list: Mutex<AttachedIndex>,
     /// Those that ended with data that was not written.
     pub(super) failed: Mutex<Vec<(String, Ended)>>,
+    /// Calls that change something, beside an upgrade.
+    pub(super) changes: Arc<ChangeGate>,
     /// How often ended volumes waited for inodes that were changing their owners, and how long.
     pub(in crate::daemon) drains: Mutex<(u64, Duration)>,
 }
@@ -63,8 +66,9 @@ pub struct Attached {
     pub(super) path: Mutex<PathBuf>,
     /// Where it was attached last; the number in it stays.
     pub(super) place: Mutex<Option<fuse::Attached>>,
-    /// The options that it was attached with.
+    /// The options that it was attached with, and as they were given.
     pub(super) options: MountOptions,
+    pub(super) given_options: Vec<String>,
     pub(super) volume: Arc<Volume>,
     pub(super) read_only: bool,
     pub(super) started_ms: u64,

@@ -92,7 +92,7 @@ pub(crate) fn run(args: &MountArgs, kept: &Kept) -> Result<ExitCode> {
     };
     let follower = Follower { recovery: &recovery, upgraded };
     let resumed = resume::resume(&options, &state, &incoming, reason, Some(follower));
-    let (mut up, directory) = match resumed {
+    let resumed = match resumed {
         Ok(resumed) => resumed,
         // Nobody can: a forced unmount has ended it.
         Err(problem) if is_aborted(&incoming, state.session.device) => {
@@ -105,10 +105,7 @@ pub(crate) fn run(args: &MountArgs, kept: &Kept) -> Result<ExitCode> {
         }
     };
     incoming.commit();
-    up.registration.settle();
-    if let Some(directory) = directory {
-        directory.settle();
-    }
+    let up = resumed.settle();
     mount_agent::start().unwrap_or_else(|problem| tracing::warn!("{problem}"));
     let (nodes, opens) = (recovery.journal.nodes().len(), recovery.journal.opens().len());
     let volume = up.mounted.volume.name();

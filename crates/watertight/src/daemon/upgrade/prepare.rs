@@ -5,17 +5,24 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
+use volume::Volume;
+
 use super::upgrader::{Handed, PreparedUpgrade};
-use super::{LOOK, check, program};
+use super::{check, program};
 use crate::control::api::{UpgradeReply, UpgradeRequest};
+use crate::daemon::attachments::handover::{check_reopening, check_store};
+use crate::daemon::change_gate::LOOK;
 use crate::daemon::event::SupervisorEvent;
 use crate::host::spawn_for_result;
-use crate::object_volumes;
 use crate::term::units;
 
 /// The longest times that a caller may ask for.
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Volumes that are named in one answer.
+const NAMED_MAX: usize = 8;
+/// Threads that write the data of volumes, of which many may be attached.
+const THREADS_MAX: usize = 16;
 
 /// Serves `POST /v1/upgrade`: returns if it is refused.
 ///
@@ -34,11 +41,8 @@ pub(crate) fn request(
     let max_pause = Duration::from_millis(request.max_pause_ms).min(PAUSE_MAX);
     let until = Instant::now() + timeout;
     can_be_handed_over(mounted)?;
-    if object_volumes::looks_like(&mounted.info.source) {
-        let options = check::options_of(&upgrader.arguments)?;
-        object_volumes::check_reopening(&mounted.info.source, &options.objects)
-            .map_err(|why| format!("another program could not open {}: {why}", mounted.info.source))?;
-    }
+    check_reopening(&mounted.info.source, &check::options_of(&upgrader.arguments)?)?;
+    mounted.attachments.check_reopening()?;
     let file = program::open(Path::new(&request.program))?;
     // A child that is started while the store does not answer never begins: it has copies of the
     // store's files, whose closing asks the store.
@@ -53,21 +57,8 @@ pub(crate) fn request(
 }
 
 pub(super) fn can_be_handed_over(mounted: Handed<'_>) -> Result<(), String> {
-    let source = &mounted.info.source;
-    let is_on_objects = object_volumes::looks_like(source);
-    if !is_on_objects && !source.starts_with("dir:") {
-        return Err(format!(
-            "only volumes in directories and on object storage can be handed over to another program, and its \
-             store is {source}"
-        ));
-    }
-    if is_on_objects && mounted.info.read_only {
-        return Err(
-            "it only reads a volume on object storage, of which nothing is handed over: unmount it, and mount it \
-             with the new program"
-                .to_owned(),
-        );
-    }
+    check_store(&mounted.info.source, mounted.info.read_only)?;
+    mounted.attachments.check_handover()?;
     if mounted.volume.recovery().is_some_and(|recovery| !recovery.is_on()) {
         return Err(
             "no other process follows this one any more (`recovery` in `status --json` says why); unmount it, and \
@@ -88,7 +79,7 @@ pub(super) fn can_be_handed_over(mounted: Handed<'_>) -> Result<(), String> {
 /// When that does not come about: nobody has waited for it.
 fn settle(mounted: Handed<'_>, until: Instant, max_pause: Duration) -> Result<(), String> {
     loop {
-        let (begun, dirty) = (Instant::now(), mounted.volume.status().dirty_bytes);
+        let (begun, dirty) = (Instant::now(), mounted.dirty_bytes());
         make_durable(mounted, until, &mut || true)?;
         let took = begun.elapsed();
         if took <= max_pause {
@@ -111,17 +102,39 @@ pub(super) fn make_durable(
     until: Instant,
     go_on: &mut dyn FnMut() -> bool,
 ) -> Result<(), String> {
-    let volume = Arc::clone(mounted.volume);
-    let done = spawn_for_result("upgrade-sync", move || volume.prepare_handover())
-        .map_err(|error| format!("cannot start a thread: {error}"))?;
-    match result_of(&done, until, go_on) {
-        Some(Ok(())) => Ok(()),
-        Some(Err(error)) => Err(format!("its dirty data cannot be written: {error}")),
-        None => Err(format!(
-            "its dirty data could not be written in time: {} are left",
-            units::bytes(mounted.volume.status().dirty_bytes)
-        )),
+    let volumes = mounted.volumes();
+    let failed = |error| format!("cannot start a thread: {error}");
+    let shares = shares(volumes).into_iter().map(|share| {
+        let each = move || {
+            let durable = |volume: &Arc<Volume>| {
+                let named = |error| format!("dirty data of {} cannot be written: {error}", volume.name());
+                volume.prepare_handover().map_err(named)
+            };
+            share.iter().try_for_each(durable)
+        };
+        spawn_for_result("upgrade-sync", each).map_err(failed)
+    });
+    for share in shares.collect::<Result<Vec<_>, String>>()? {
+        result_of(&share, until, go_on).unwrap_or_else(|| {
+            let volumes = mounted.volumes();
+            let is_late = |one: &&Arc<Volume>| one.stalled().is_some() || one.status().dirty_bytes > 0;
+            let late: Vec<&str> =
+                volumes.iter().filter(is_late).map(|one| one.name()).take(NAMED_MAX).collect();
+            Err(format!(
+                "its dirty data could not be written in time: {} are left{}{}",
+                units::bytes(mounted.dirty_bytes()),
+                if late.is_empty() { "" } else { ", of " },
+                late.join(", ")
+            ))
+        })?;
     }
+    Ok(())
+}
+
+/// Volumes in so many shares as threads are made for them.
+pub(super) fn shares(volumes: Vec<Arc<Volume>>) -> Vec<Vec<Arc<Volume>>> {
+    let of_each = volumes.len().div_ceil(THREADS_MAX).max(1);
+    volumes.chunks(of_each).map(<[_]>::to_vec).collect()
 }
 
 /// What a thread sends; `None` if it does not by `until`, if `go_on` does not agree to wait any more,

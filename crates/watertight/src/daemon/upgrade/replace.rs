@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use handover::Kept;
 use volume::{Volume, VolumeHandover};
 
-use super::prepare::{can_be_handed_over, make_durable, result_of};
+use super::prepare::{can_be_handed_over, make_durable, result_of, shares};
 use super::state::{State, now_ns};
 use super::upgrader::{Handed, PreparedUpgrade, with_state};
+use crate::daemon::attachments::handover::AttachedState;
 use crate::daemon::recovery::serve;
 use crate::host::mount_agent::{self, AgentRequest};
 use crate::host::mountinfo::Mount;
@@ -34,8 +35,8 @@ const ATTEMPT_MAX: Duration = Duration::from_secs(90);
 /// Requests come to their ends as fast as the store can; until this is dropped.
 #[derive(Debug)]
 struct Hurry {
-    _limits: volume::Hurry,
-    _writer_ends_when_dropped: Sender<()>,
+    _limits: Vec<volume::Hurry>,
+    _writers_end_when_dropped: Vec<Sender<()>>,
 }
 
 /// Replaces the program. Returns if that failed, with the reason: requests are served again then.
@@ -73,15 +74,17 @@ fn try_replace(
         return serve::leave_to(recovery, mounted, &upgrade.program).map(|never| match never {});
     }
     let paused_ns = now_ns();
-    let _no_limit = hurry(mounted.volume);
+    let _no_limit = hurry(mounted.volumes());
     tracing::info!(volume = mounted.volume.name(), "requests wait for another program");
     let paused = mounted
         .session
         .pause(until, |readers| wake(readers, &info.mount), &mut *may_go)
         .map_err(|error| error.to_string())?;
     make_durable(mounted, until, may_go)?;
-    let (volume, mut kept) = write_down(mounted.volume, until, may_go)?;
-    let (objects, by_handle) = (volume.store.objects(), volume.store.by_handle());
+    let WrittenDown { volume, attached, mut kept } = write_down(mounted, until, may_go)?;
+    let all = || attached.iter().map(|one| &one.volume).chain([&volume]);
+    let objects = all().map(|one| one.store.objects()).sum::<usize>();
+    let by_handle = all().map(|one| one.store.by_handle()).sum::<usize>();
     let session = paused.hand_over(&mut kept).map_err(io)?;
     let program = File::open("/proc/self/exe").map_err(io)?;
     let reason = rustix::fs::memfd_create("watertight-reason", rustix::fs::MemfdFlags::CLOEXEC);
@@ -94,6 +97,8 @@ fn try_replace(
         reason,
         agent: mount_agent::pid(),
         paused_ns,
+        attached,
+        failed_attached: mounted.attachments.failed(),
         ..mounted.state(listener, session, volume)
     };
     let bytes = serde_json::to_vec(&state).map_err(|error| io(error.into()))?;
@@ -109,44 +114,56 @@ fn try_replace(
     Ok(handover::replace_program(upgrade.program.as_fd(), &arguments, &kept_numbers))
 }
 
-/// Writes the volume down with the descriptors that the next program gets, on a thread of its own:
-/// the store may not answer.
+/// All volumes, written down, and the descriptors that the next program gets.
+struct WrittenDown {
+    volume: VolumeHandover,
+    attached: Vec<AttachedState>,
+    kept: Kept,
+}
+
+/// Writes the volumes down, on a thread of its own: a store may not answer.
 fn write_down(
-    volume: &Arc<Volume>,
+    mounted: Handed<'_>,
     until: Instant,
     go_on: &mut dyn FnMut() -> bool,
-) -> Result<(VolumeHandover, Kept), String> {
-    let volume = Arc::clone(volume);
+) -> Result<WrittenDown, String> {
+    let (volume, attachments) = (Arc::clone(mounted.volume), Arc::clone(mounted.attachments));
     let write = move || {
         let mut kept = Kept::default();
-        volume.hand_over(&mut kept, until).map(|state| (state, kept))
+        let volume = volume.hand_over(&mut kept, until).map_err(|error| error.to_string())?;
+        let attached = attachments.hand_over(&mut kept, until)?;
+        Ok(WrittenDown { volume, attached, kept })
     };
     let done = spawn_for_result("upgrade-state", write)
         .map_err(|error| format!("cannot start a thread: {error}"))?;
     match result_of(&done, until, go_on) {
-        Some(written) => written.map_err(|error| error.to_string()),
-        None => Err("it could not be written down in time: its store does not answer".to_owned()),
+        Some(written) => written,
+        None => Err("it could not be written down in time: a store does not answer".to_owned()),
     }
 }
 
 /// Has requests under way come to their ends, which wait for limits and for room in the cache.
-fn hurry(volume: &Arc<Volume>) -> Hurry {
-    let hurry = volume.hurry();
-    let (sender, ended) = channel();
-    let writer = Arc::clone(volume);
-    let write = move || {
-        let mut wait = Duration::ZERO;
-        loop {
-            wait = until_next(writer.write_unless_clean().is_ok(), wait);
-            if ended.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
-                return;
+fn hurry(volumes: Vec<Arc<Volume>>) -> Hurry {
+    let limits = volumes.iter().map(|volume| volume.hurry()).collect();
+    let writers = shares(volumes).into_iter().map(|share| {
+        let (sender, ended) = channel();
+        let write = move || {
+            let mut wait = Duration::ZERO;
+            loop {
+                // All of them, also after an error.
+                let failed = share.iter().filter(|one| one.write_unless_clean().is_err()).count();
+                wait = until_next(failed == 0, wait);
+                if ended.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
             }
+        };
+        if let Err(error) = spawn("upgrade-write", write) {
+            tracing::warn!(%error, "cannot start a thread that makes room for requests that wait");
         }
-    };
-    if let Err(error) = spawn("upgrade-write", write) {
-        tracing::warn!(%error, "cannot start a thread that makes room for requests that wait");
-    }
-    Hurry { _limits: hurry, _writer_ends_when_dropped: sender }
+        sender
+    });
+    Hurry { _writers_end_when_dropped: writers.collect(), _limits: limits }
 }
 
 /// How long the writer waits after a round that came after `before`. Each error is logged, and

@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd as _, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -29,6 +30,7 @@ use crate::cli::opts::{self, MountOptions};
 use crate::control::api::Upgrades;
 use crate::control::server::Server;
 use crate::daemon::attachments::Attachments;
+use crate::daemon::attachments::handover::{AttachedState, ResumedAttached, Shared};
 use crate::daemon::connection::AtomicConnectionState;
 use crate::daemon::event::SupervisorEvent;
 use crate::daemon::mount::{Up, serve as serve_session, session_options, supervise};
@@ -72,12 +74,9 @@ pub(crate) fn run(args: &MountArgs, number: i32) -> Result<ExitCode> {
         Err(problem) => return Err(fall_back(&state, &incoming, number, &reason, problem)),
     };
     match resume(&options, &state, &incoming, reason.as_deref(), None) {
-        Ok((mut up, directory)) => {
+        Ok(resumed) => {
             incoming.commit();
-            up.registration.settle();
-            if let Some(directory) = directory {
-                directory.settle();
-            }
+            let mut up = resumed.settle();
             if let Some(pid) = state.agent {
                 mount_agent::reap(pid);
             }
@@ -158,7 +157,7 @@ pub(crate) fn resume(
     incoming: &Incoming,
     reason: Option<&str>,
     follower: Option<Follower<'_>>,
-) -> Result<(Up, Option<Arc<DirStore>>)> {
+) -> Result<Resumed> {
     let failed = |what: &str, error: &dyn std::fmt::Display| Problem::failure(format!("{what}: {error}"));
     let recovery = follower.map(|follower| follower.recovery);
     let is_upgrade = follower.map_or(reason.is_none(), |follower| follower.upgraded);
@@ -190,8 +189,15 @@ pub(crate) fn resume(
     let listener = UnixListener::from(listener);
 
     let store_failed = |error: store::Error| failed("the store", &error);
-    let TakenStore { store, files, directory } =
-        take_store(options, state, incoming, (awaited, follower.is_some())).map_err(store_failed)?;
+    let of_mount = StoreOf {
+        source: &state.source,
+        mountpoint,
+        options,
+        is_kept: follower.is_some(),
+        device: state.session.device,
+    };
+    let taken = take_store(&of_mount, &state.volume.store, incoming, awaited);
+    let TakenStore { store, files, directory } = taken.map_err(store_failed)?;
     privileges::respect_quotas();
     let tenants = || tree.map_or_else(|| Ok(Arc::default()), Tenants::of);
     let tenants = volume::span_of(&name).in_scope(tenants);
@@ -205,6 +211,11 @@ pub(crate) fn resume(
     };
     let volume = volume.map_err(|error| failed("the volume", &error))?;
     drop(files);
+    let (mut attached, device) = (Vec::new(), state.session.device);
+    for one in &state.attached {
+        let resumed = take_attached(one, (&runtime_dir, device), &tenants, incoming, (awaited, reopening));
+        attached.push(resumed.map_err(|why| failed("what is attached", &why))?);
+    }
 
     let upgrades = Upgrades {
         count: state.upgrades + u64::from(is_upgrade),
@@ -235,16 +246,28 @@ pub(crate) fn resume(
     if follower.is_none() || is_upgrade {
         upgrader.past.pause_us = now_ns().saturating_sub(state.paused_ns) / 1000;
     }
-    let attachments = Attachments::new(session.tree(), session.view(), info.clone(), runtime_dir, tenants);
+    let changes = Arc::clone(&upgrader.changes);
+    let attachments =
+        Attachments::new(session.tree(), session.view(), info.clone(), runtime_dir, tenants, changes);
+    attachments.resume_failed(&state.failed_attached);
     let mounted =
         MountedVolume::new(info, volume, attachments, sender.clone(), Arc::clone(&connection), upgrader);
     let mounted = Arc::new(mounted);
     let owner = rustix::process::geteuid().as_raw();
-    let server = match Server::start(listener, owner, Arc::clone(&mounted) as Arc<_>) {
-        Ok(server) => server,
-        Err(error) => {
+    let attached = mounted.attachments.take_over(&state.session, attached, incoming);
+    let attached = attached.map_err(|why| failed("what is attached", &why));
+    let served = attached.and_then(|attached| {
+        let server = Server::start(listener, owner, Arc::clone(&mounted) as Arc<_>);
+        let server = server.map_err(|error| failed("the control socket cannot be served", &error))?;
+        Ok((server, attached))
+    });
+    let (server, mut attached) = match served {
+        Ok(served) => served,
+        Err(problem) => {
             session.leave();
-            return Err(failed("the control socket cannot be served", &error));
+            // What is dropped is closed, and the program before goes on with it.
+            let _open = ManuallyDrop::new(mounted);
+            return Err(problem);
         }
     };
     if let Some(recovery) = recovery {
@@ -254,11 +277,31 @@ pub(crate) fn resume(
         // Before it reads requests: one that ends it is told from a server that cannot serve at all.
         serve::ready(recovery, "");
     }
+    attached.enter();
     serve_session(session, name, connection, sender.clone())?;
     let utab = utab::Entry::resume(&mounted.info.mount);
     let (source, mountpoint) = (state.source.clone(), mountpoint.clone());
     let supervisor = Supervisor::new(Arc::clone(&mounted), events, sender);
-    Ok((Up { mounted, supervisor, registration, server, utab, source, mountpoint }, directory))
+    let up = Up { mounted, supervisor, registration, server, utab, source, mountpoint };
+    Ok(Resumed { up, directory, attached })
+}
+
+/// A mount that is served again.
+pub(crate) struct Resumed {
+    pub(crate) up: Up,
+    directory: Option<Arc<DirStore>>,
+    attached: Shared,
+}
+
+impl Resumed {
+    /// The program before does not take it back any more.
+    pub(crate) fn settle(self) -> Up {
+        let Self { mut up, directory, attached } = self;
+        up.registration.settle();
+        directory.iter().for_each(|directory| directory.settle());
+        attached.settle();
+        up
+    }
 }
 
 /// A store that was taken over.
@@ -279,31 +322,66 @@ enum Awaited {
     UntilItAnswers,
 }
 
-/// The store that the state names. `is_kept`: a keeper has its lock.
+/// A volume whose store is taken over.
+#[derive(Clone, Copy)]
+struct StoreOf<'a> {
+    source: &'a str,
+    /// Where it is seen.
+    mountpoint: &'a Path,
+    options: &'a MountOptions,
+    /// A keeper has the store's lock.
+    is_kept: bool,
+    /// The connection.
+    device: RawFd,
+}
+
+/// The store that a state names.
 fn take_store(
-    options: &MountOptions,
-    state: &State,
+    of: &StoreOf<'_>,
+    state: &StoreState,
     incoming: &Incoming,
-    (awaited, is_kept): (Awaited, bool),
+    awaited: Awaited,
 ) -> store::Result<TakenStore> {
-    let spec = &state.source;
-    match &state.volume.store {
+    match state {
         StoreState::Dir(dir) => {
-            let path = spec.strip_prefix("dir:").unwrap_or(spec);
-            let no_atime = options.flags.iter().any(|flag| flag == "noatime");
+            let path = of.source.strip_prefix("dir:").unwrap_or(of.source);
+            let no_atime = of.options.flags.iter().any(|flag| flag == "noatime");
             let dir_options = DirOptions { no_atime, ..Default::default() };
             let (store, files) = DirStore::take_over(Path::new(path), dir_options, dir, incoming)?;
             Ok(TakenStore { store: Arc::clone(&store) as _, files, directory: Some(store) })
         }
         StoreState::Numbered(numbered) => {
-            let lock = is_kept.then(|| incoming.take(serve::LOCK)).transpose();
+            let lock = of.is_kept.then(|| incoming.take(serve::LOCK)).transpose();
             let lock = lock.map_err(|error| store::Error::with(ErrorKind::Io, "open", error.to_string()))?;
             // Without a keeper the volume is opened all the same, so that it is closed in order.
-            let is_aborted = || is_kept && is_aborted(incoming, state.session.device);
-            let store = open_again(options, state, (numbered, lock.map(Arc::new)), (awaited, &is_aborted))?;
+            let is_aborted = || of.is_kept && is_aborted(incoming, of.device);
+            let store = open_again(of, (numbered, lock.map(Arc::new)), (awaited, &is_aborted))?;
             Ok(TakenStore { store, files: Vec::new(), directory: None })
         }
     }
+}
+
+/// An attached volume, but for its place.
+fn take_attached<'a>(
+    state: &'a AttachedState,
+    (runtime_dir, device): (&RuntimeDir, RawFd),
+    tenants: &Arc<Tenants>,
+    incoming: &Incoming,
+    (awaited, reopening): (Awaited, Reopening),
+) -> std::result::Result<ResumedAttached<'a>, String> {
+    let registration = runtime_dir.resume(&state.id).map_err(|problem| problem.to_string())?;
+    let options = MountOptions::parse(&state.options).map_err(|problem| problem.to_string())?;
+    let record = registration.record();
+    let (source, mountpoint) = (record.source.as_str(), Path::new(&record.mountpoint));
+    let named = |error: &dyn std::fmt::Display| format!("{}: {error}", exact(mountpoint));
+    let of = StoreOf { source, mountpoint, options: &options, is_kept: false, device };
+    let TakenStore { store, files, directory } =
+        take_store(&of, &state.volume.store, incoming, awaited).map_err(|error| named(&error))?;
+    let volume_options = volume_options(&exact(mountpoint), &options, Arc::clone(tenants), None);
+    let volume = Volume::take_over(store, volume_options, &state.volume, incoming, reopening)
+        .map_err(|error| named(&error))?;
+    drop(files);
+    Ok(ResumedAttached { state, options, registration, volume, directory })
 }
 
 /// Whether the kernel's connection has ended.
@@ -320,16 +398,15 @@ fn given_up() -> store::Error {
 
 /// Opens a volume on object storage again. The service manager's watchdog is answered meanwhile.
 fn open_again(
-    options: &MountOptions,
-    state: &State,
+    of: &StoreOf<'_>,
     (numbered, journal_lock): (&NumberedState, Option<Arc<OwnedFd>>),
     (awaited, is_aborted): (Awaited, &dyn Fn() -> bool),
 ) -> store::Result<Arc<dyn Store>> {
     let is_last = awaited == Awaited::UntilItAnswers;
     let mut is_told = false;
     loop {
-        let (spec, objects) = (state.source.clone(), options.objects.clone());
-        let (mountpoint, numbered) = (state.mounted.mountpoint.clone(), numbered.clone());
+        let (spec, objects) = (of.source.to_owned(), of.options.objects.clone());
+        let (mountpoint, numbered) = (of.mountpoint.to_owned(), numbered.clone());
         let lock = journal_lock.clone();
         let open = move || object_volumes::resume(&spec, &objects, &mountpoint, &numbered, lock);
         let failed =

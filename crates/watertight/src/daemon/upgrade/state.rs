@@ -13,12 +13,14 @@ use fuse::{MountHandover, SessionHandover};
 use serde::{Deserialize, Serialize};
 use volume::VolumeHandover;
 
+use crate::control::api::Ended;
 use crate::control::volume_id::VolumeId;
+use crate::daemon::attachments::handover::AttachedState;
 use crate::host::mountinfo::Mount;
 
 /// The format that this program writes. It stands for all that one program leaves to the next: a change
 /// of the journal, or of what a keeper and its server say to each other, is another format, too.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// The formats that it reads.
 pub(crate) const READS: std::ops::RangeInclusive<u32> = 1..=VERSION;
 
@@ -47,6 +49,12 @@ pub(crate) struct State {
     pub(crate) mounted: MountHandover,
     pub(crate) session: SessionHandover,
     pub(crate) volume: VolumeHandover,
+    /// The volumes that are attached. Not in version 3, nor before: nothing was.
+    #[serde(default)]
+    pub(crate) attached: Vec<AttachedState>,
+    /// Attached volumes that ended with data that was not written: where, and how.
+    #[serde(default)]
+    pub(crate) failed_attached: Vec<(String, Ended)>,
     /// When requests began to wait, by CLOCK_MONOTONIC, in nanoseconds.
     pub(crate) paused_ns: u64,
     pub(crate) upgrades: u64,
@@ -124,7 +132,7 @@ mod tests {
     #[test]
     fn a_state_of_another_version_is_named_and_not_read() {
         let error = State::parse(br#"{"version":99,"what":"ever"}"#).unwrap_err();
-        assert!(error.contains("version 99") && error.contains("reads 1 to 3"), "{error}");
+        assert!(error.contains("version 99") && error.contains("reads 1 to 4"), "{error}");
         for bad in [&b""[..], b"{}", b"[1]", br#"{"version":1}"#, br#"{"version":-1}"#, b"\xff"] {
             let error = State::parse(bad).unwrap_err();
             assert!(error.contains("cannot be read"), "{error}");

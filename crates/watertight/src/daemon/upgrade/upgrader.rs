@@ -13,9 +13,10 @@ use fuse::{MountHandover, SessionHandover, SessionView};
 use sync::Mutex;
 use volume::{Volume, VolumeHandover};
 
-use super::change_gate::ChangeGate;
 use super::state::{State, VERSION, bytes_of};
 use crate::control::api::Upgrades;
+use crate::daemon::attachments::Attachments;
+use crate::daemon::change_gate::ChangeGate;
 use crate::daemon::volume_info::VolumeInfo;
 
 /// The argument that passes the state's descriptor to a program.
@@ -26,11 +27,23 @@ pub(crate) const ARGUMENT: &str = "--taken-over=";
 pub(crate) struct Handed<'a> {
     pub(crate) info: &'a VolumeInfo,
     pub(crate) volume: &'a Arc<Volume>,
+    pub(crate) attachments: &'a Arc<Attachments>,
     pub(crate) session: &'a SessionView,
     pub(crate) upgrader: &'a Upgrader,
 }
 
 impl Handed<'_> {
+    /// Its own volume, and those that are attached.
+    pub(super) fn volumes(self) -> Vec<Arc<Volume>> {
+        let attached = self.attachments.volumes();
+        std::iter::once(Arc::clone(self.volume)).chain(attached).collect()
+    }
+
+    /// Bytes that are not on the store, of all volumes.
+    pub(super) fn dirty_bytes(self) -> u64 {
+        self.volumes().iter().map(|volume| volume.status().dirty_bytes).sum()
+    }
+
     /// The state for a program that follows one which is no more; one that is handed the mount gets
     /// more besides.
     pub(crate) fn state(self, listener: RawFd, session: SessionHandover, volume: VolumeHandover) -> State {
@@ -52,6 +65,8 @@ impl Handed<'_> {
             mounted: upgrader.mounted.clone(),
             session,
             volume,
+            attached: Vec::new(),
+            failed_attached: Vec::new(),
             paused_ns: 0,
             upgrades: upgrader.past.count,
             failed: upgrader.past.failed,
@@ -69,7 +84,7 @@ pub struct Upgrader {
     pub(crate) past: Upgrades,
     /// Held by the caller whose upgrade goes on.
     pub(super) running: Mutex<()>,
-    pub(crate) changes: ChangeGate,
+    pub(crate) changes: Arc<ChangeGate>,
 }
 
 /// An upgrade that is ready for the supervisor.
@@ -107,7 +122,7 @@ impl Upgrader {
         let listener = listener.as_fd().try_clone_to_owned()?;
         let (arguments, version) = (arguments(), env!("CARGO_PKG_VERSION").into());
         let past = Upgrades { version, ..past };
-        let (running, changes) = (Mutex::new(()), ChangeGate::default());
+        let (running, changes) = (Mutex::new(()), Arc::default());
         Ok(Self { listener, mounted, arguments, past, running, changes })
     }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use cgroups::{Choice, Hierarchy};
 use rustix::process::{Resource, getrlimit};
 
-use super::Check;
+use super::check::Check;
 use crate::registry::RuntimeDir;
 use crate::term::units;
 use crate::verbs::mount_helpers::NAMES;
@@ -242,7 +242,7 @@ fn units() -> Option<Check> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::doctor::Verdict;
+    use crate::verbs::doctor::check::Verdict;
 
     #[test]
     fn a_kernel_is_what_it_can_do() {

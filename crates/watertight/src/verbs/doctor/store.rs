@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::Check;
+use super::check::Check;
 use crate::host::{checks as sources, spawn_for_result};
 use crate::object_volumes;
 use crate::term::shown::Show as _;

@@ -1,6 +1,6 @@
 //! The volumes of this user.
 
-use super::Check;
+use super::check::Check;
 use crate::control::api::{State, Status};
 use crate::registry::survey::Survey;
 use crate::term::units;

@@ -6,11 +6,12 @@
 //! answered is part of the state that is handed over, and one whose connection has closed was not
 //! begun.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sync::{Condvar, Mutex};
 
-use super::LOOK;
+/// How often a step of an upgrade that waits looks for events that end it.
+pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
 /// See the module.
 #[derive(Debug, Default)]
