@@ -145,6 +145,7 @@ fn host(args: &CsiArgs, state: &Path, prefixes: Prefixes) -> Result<Host> {
         return Err(Problem::usage(format!("--directory {}: an absolute path is needed", relative.shown())));
     }
     let (options, wrapper) = (NodeOptions::parse(args)?, launch::wrapper(args.mounts));
+    options.make_journal_dir()?;
     let directories = args.directory.clone();
     let targets = Targets::new(targets);
     Ok(Host { root, prefixes, directories, options, logs, bases, held, targets, wrapper })

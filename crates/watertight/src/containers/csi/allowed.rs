@@ -1,17 +1,19 @@
 //! The options of a mount that authors of classes and volumes may give. They are not root of the node:
 //! what is the host's, directories, keys and memory, its driver's own arguments give.
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 
 use super::failure::{Failure, Result};
 use crate::cli::CsiArgs;
 use crate::cli::opts::MountOptions;
 use crate::term::problem::{self, Problem};
-use crate::term::shown::exact;
+use crate::term::shown::{Show as _, exact};
 use crate::term::units::{self, parse_bytes};
 
 /// What an option may be used for by others than root: that of its own volume.
-const ALLOWED: [&str; 28] = [
+const ALLOWED: [&str; 29] = [
     "ro",
     "rw",
     "cache",
@@ -32,6 +34,7 @@ const ALLOWED: [&str; 28] = [
     "fsync_to",
     "accept_to",
     "journal_size",
+    "recover",
     "encrypt-key-file",
     "disk_cache_size",
     "nosuid",
@@ -79,6 +82,17 @@ impl NodeOptions {
         })
     }
 
+    /// Makes the journal's directory, if it is missing. Whether others can change one that is there, mounts
+    /// look at.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub(super) fn make_journal_dir(&self) -> problem::Result<()> {
+        let Some(dir) = &self.journal else { return Ok(()) };
+        let made = DirBuilder::new().mode(0o700).recursive(true).create(dir);
+        made.map_err(|error| Problem::failure(format!("--journal {}: {error}", dir.shown())))
+    }
+
     /// A node that has all of it, for the controller, which knows none.
     pub(super) fn of_any_node() -> Self {
         let any = || Some(PathBuf::from("/any"));
@@ -97,7 +111,7 @@ impl NodeOptions {
     ///
     /// # Errors
     /// One is not for authors of classes and volumes, or is none.
-    pub(super) fn mount_options(&self, given: &[String]) -> Result<Vec<String>> {
+    pub(super) fn mount_options(&self, given: &[String], is_object_volume: bool) -> Result<Vec<String>> {
         let wrong = |why: String| Failure::invalid(format!("mountOptions: {why}"));
         let mut lists = Vec::new();
         let mut has_journal = false;
@@ -120,7 +134,9 @@ impl NodeOptions {
                     within(option, value, self.journal_max, "--journal-max").map_err(wrong)?;
                     has_journal = true;
                 }
-                "fsync_to" | "accept_to" if value == "host" => {
+                // A directory needs no journal for that.
+                "recover" if value != "on" || !is_object_volume => {}
+                "fsync_to" | "accept_to" | "recover" if value == "host" || name == "recover" => {
                     let missing = || wrong(format!("{option}: the node's driver has no --journal"));
                     let dir = self.journal.as_ref().ok_or_else(missing)?;
                     let journal = format!("journal={}", exact(dir));
@@ -191,7 +207,7 @@ fn why_not(name: &str) -> &'static str {
 /// # Errors
 /// What is wrong, in words.
 pub fn check_mount_options(given: &[String]) -> std::result::Result<(), String> {
-    let checked = NodeOptions::of_any_node().mount_options(given);
+    let checked = NodeOptions::of_any_node().mount_options(given, true);
     checked.map(drop).map_err(|failure| failure.words().to_owned())
 }
 
@@ -211,7 +227,7 @@ mod tests {
     }
 
     fn options(node: &NodeOptions, given: &str) -> Result<String> {
-        node.mount_options(&[given.to_owned()]).map(|lists| lists.join(","))
+        node.mount_options(&[given.to_owned()], true).map(|lists| lists.join(","))
     }
 
     #[test]
@@ -225,11 +241,19 @@ mod tests {
                 "fsync_to=host,accept_to=host",
                 "journal=/var/lib/j,fsync_to=host,accept_to=host,journal_size=268435456",
             ),
+            ("recover=on", "journal=/var/lib/j,recover=on,journal_size=268435456"),
+            ("recover=off", "recover=off"),
             ("journal_size=64M,fsync_to=host", "journal_size=64M,journal=/var/lib/j,fsync_to=host"),
             ("encrypt-key-file=team-a.key", "encrypt-key-file=/etc/keys/team-a.key"),
         ] {
             assert_eq!(options(&node(), given).unwrap(), options_of_mount, "{given}");
         }
+    }
+
+    #[test]
+    fn a_directory_has_no_journal() {
+        let lists = node().mount_options(&["recover=on,noatime".to_owned()], false);
+        assert_eq!(lists.unwrap(), ["recover=on", "noatime"]);
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl Access {
         if self.shared && is_object_volume && !follows {
             lists.push(FOLLOW.to_owned());
         }
-        node.mount_options(&lists)
+        node.mount_options(&lists, is_object_volume)
     }
 }
 

@@ -125,6 +125,74 @@ fn a_serving_process_that_dies_is_told_of_and_staging_heals() {
     eventually("it is unstaged", || client.node_unstage_volume(driver.unstage(&id, "a")).is_ok());
 }
 
+/// With recover=on pods notice nothing of it: what they have open goes on, also over an end of the driver,
+/// and unstaging tells the truth afterwards.
+#[test]
+fn a_serving_process_that_dies_is_followed_by_another_with_recover_on() {
+    let Some(mut driver) = Driver::new() else { return };
+    let journal = driver.rig.root.join("journal");
+    let data = driver.rig.root.join("srv/data");
+    fs::create_dir_all(&data).unwrap();
+    let [directory, journal] =
+        [data.parent().unwrap(), &journal].map(|path| path.to_str().unwrap().to_owned());
+    driver.more = ["--journal", &journal, "--directory", &directory].map(str::to_owned).to_vec();
+    let mut daemon = driver.start();
+    let id = driver.create("a");
+    let mut with = capability(Mode::SingleNodeWriter);
+    if let Some(volume_capability::AccessType::Mount(mount)) = &mut with.access_type {
+        mount.mount_flags = vec!["recover=on".to_owned(), "dirty_after=1h".to_owned()];
+    }
+    let with = Some(with);
+    for (id, attributes) in [(id.as_str(), HashMap::new()), ("data", attributes(&data, &[]))] {
+        let client = driver.client();
+        let stage = NodeStageVolumeRequest {
+            volume_capability: with.clone(),
+            volume_context: attributes.clone(),
+            ..driver.stage(id, "a")
+        };
+        match client.node_stage_volume(stage.clone()) {
+            Err(status) if status.message().contains("kernel") => {
+                return crate::rig::skipped("the kernel cannot send requests again (6.9 and newer)");
+            }
+            staged => drop(staged.unwrap()),
+        }
+        let publish = NodePublishVolumeRequest {
+            volume_capability: with.clone(),
+            volume_context: attributes.clone(),
+            ..driver.publish(id, "a", "p1")
+        };
+        client.node_publish_volume(publish.clone()).unwrap();
+        let target = driver.target("p1");
+        let mut file = fs::File::create(Path::new(&target).join("f")).unwrap();
+        for round in 1..=3 {
+            std::io::Write::write_all(&mut file, b"+").unwrap();
+            kill_process(driver.serving("a"), Signal::KILL).unwrap();
+            eventually("another one serves", || driver.rig.volume()["recovery"]["deaths"] == round);
+            assert_eq!(driver.rig.volume()["recovery"]["state"], "on");
+            if round == 2 {
+                daemon.signal(Signal::KILL);
+                daemon.end();
+                daemon = driver.start();
+            }
+            // Nothing is to be repaired, and the calls find all as it was.
+            driver.client().node_stage_volume(stage.clone()).unwrap();
+            driver.client().node_publish_volume(publish.clone()).unwrap();
+        }
+        std::io::Write::write_all(&mut file, b"!").unwrap();
+        drop(file);
+        let client = driver.client();
+        client.node_unpublish_volume(driver.unpublish(id, "p1")).unwrap();
+        eventually("it is unstaged", || client.node_unstage_volume(driver.unstage(id, "a")).is_ok());
+        eventually("nothing serves", || driver.serves_nothing());
+    }
+    assert_eq!(fs::read(data.join("f")).unwrap(), b"+++!");
+    assert_eq!(driver.holder(&id), Value::Null);
+    let client = driver.client();
+    client.node_stage_volume(driver.stage(&id, "b")).unwrap();
+    assert_eq!(fs::read(Path::new(&driver.staging("b")).join("f")).unwrap(), b"+++!");
+    client.node_unstage_volume(driver.unstage(&id, "b")).unwrap();
+}
+
 #[test]
 fn publishing_serves_a_volume_again_whose_process_died() {
     let Some(mut driver) = Driver::new() else { return };
