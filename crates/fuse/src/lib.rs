@@ -85,3 +85,5 @@ pub use tree::{Attached, AttachmentInfo, Detach, OnEnd, ResumedVolume, TreeError
 pub use view::TreeHandle;
 
 pub use mounts::Propagation;
+/// To be called by a process that will serve, while it has one thread.
+pub use rcu::register_process;

@@ -76,10 +76,12 @@ impl Incoming {
                 format!("descriptor {bad} was not handed over"),
             ));
         }
-        for &number in numbers {
-            sys::set_cloexec(number, true)?;
-            self.listed.insert(number);
+        // There may be very many, and requests wait.
+        let ends = numbers.iter().min().zip(numbers.iter().max());
+        if !ends.is_some_and(|(&first, &last)| sys::set_all_cloexec(first, last)) {
+            numbers.iter().try_for_each(|&number| sys::set_cloexec(number, true))?;
         }
+        self.listed.extend(numbers);
         Ok(())
     }
 

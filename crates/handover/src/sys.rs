@@ -26,6 +26,14 @@ pub(crate) fn set_cloexec(number: RawFd, on: bool) -> io::Result<()> {
     Ok(())
 }
 
+/// Marks all descriptors from `first` to `last` to be closed by execve(2). False: the kernel (before 5.11)
+/// cannot.
+pub(crate) fn set_all_cloexec(first: RawFd, last: RawFd) -> bool {
+    let (Ok(first), Ok(last)) = (u32::try_from(first), u32::try_from(last)) else { return false };
+    // SAFETY: numbers only; with this flag nothing is closed.
+    unsafe { libc::syscall(libc::SYS_close_range, first, last, libc::CLOSE_RANGE_CLOEXEC) == 0 }
+}
+
 /// A copy of a descriptor that was open when the program began.
 pub(crate) fn copy(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: numbers only; a number that is not open is refused.

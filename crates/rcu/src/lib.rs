@@ -120,6 +120,13 @@ pub mod ticks;
 pub mod work;
 mod workers;
 
+/// Registers the process for `membarrier(2)`, which is done by its first domain otherwise. To be called
+/// while the process has one thread: of one with several the kernel waits for a grace period of its
+/// own, 7 ms on an idle host.
+pub fn register_process() {
+    let _known_from_now_on = barrier::is_asymmetric();
+}
+
 pub use callbacks::WorkQueue;
 pub use cell::{RcuCell, Retired};
 pub use domain::{Domain, DomainOptions, Guard, read};

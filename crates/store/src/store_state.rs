@@ -5,17 +5,46 @@ use std::os::fd::RawFd;
 use recovery::NodeKey;
 use serde::{Deserialize, Serialize};
 
-use crate::dir_state::DirState;
+use crate::dir_state::{DirState, ObjectState};
 use crate::types::{Access, ObjectId};
 
 /// A store, written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, try_from = "AnyStoreState")]
 pub enum StoreState {
     /// A directory's.
     Dir(DirState),
     /// One whose objects are found by their numbers, whichever program asks.
     Numbered(NumberedState),
+}
+
+/// A state of either kind, as it is read: in one pass, since it may be large.
+#[derive(Deserialize)]
+struct AnyStoreState {
+    lock: Option<RawFd>,
+    next: Option<u64>,
+    spent: Option<Vec<(u64, u64)>>,
+    objects: Option<Vec<ObjectState>>,
+    references: Option<Vec<(ObjectId, u64)>>,
+    tmpfiles: Option<Vec<ObjectId>>,
+    holder: Option<String>,
+}
+
+impl TryFrom<AnyStoreState> for StoreState {
+    type Error = &'static str;
+
+    fn try_from(any: AnyStoreState) -> Result<Self, Self::Error> {
+        let AnyStoreState { lock, next, spent, objects, references, tmpfiles, holder } = any;
+        match (lock, next, spent, objects, references, tmpfiles) {
+            (Some(lock), Some(next), Some(spent), Some(objects), None, None) => {
+                Ok(Self::Dir(DirState { lock, next, spent, objects }))
+            }
+            (None, None, None, None, Some(references), Some(tmpfiles)) => {
+                Ok(Self::Numbered(NumberedState { references, tmpfiles, holder }))
+            }
+            _ => Err("the state of a store is neither a directory's nor that of numbered objects"),
+        }
+    }
 }
 
 /// The objects in use of a store that finds them by their numbers.

@@ -18,7 +18,7 @@ use ::handover::{Incoming, Kept};
 use serde::{Deserialize, Serialize};
 use store::{Access, ErrorKind, OpenDirState, Store, StoreState, Timestamp};
 use sync::Mutex;
-use writeback::{Cursor, ErrSeq};
+use writeback::{Cgroup, Cursor, ErrSeq};
 
 use crate::core::Core;
 use crate::handles::{DirHandle, FileHandle};
@@ -221,8 +221,20 @@ impl Volume {
         for (id, writes) in openers {
             volume.reopen(id, writes, open.get(&id).copied(), reopening)?;
         }
+        // Each is looked for once: there may be thousands of open files.
+        let mut owners: HashMap<&str, Arc<Cgroup>> = HashMap::new();
         for file in &state.files {
-            volume.resume_file(file)?;
+            let opener = match owners.get(file.cgroup.as_str()) {
+                Some(opener) => Arc::clone(opener),
+                None => {
+                    let cgroup =
+                        file.cgroup.parse().map_err(|_| Error::Invalid("the state has a bad cgroup"))?;
+                    let opener = volume.core.options.tenants.cgroup_at(&cgroup);
+                    owners.insert(&file.cgroup, Arc::clone(&opener));
+                    opener
+                }
+            };
+            volume.resume_file(file, opener)?;
         }
         for dir in &state.dirs {
             let opened = core.store.take_over_dir(dir.node, &dir.opening, incoming)?;
@@ -271,7 +283,7 @@ impl Volume {
         Ok(())
     }
 
-    fn resume_file(&self, file: &FileState) -> Result<()> {
+    fn resume_file(&self, file: &FileState, opener: Arc<Cgroup>) -> Result<()> {
         let inode = self.inode(file.node)?;
         {
             let mut state = inode.state();
@@ -279,12 +291,11 @@ impl Volume {
             state.foreign_mappers += u64::from(file.is_foreign_mapper);
         }
         let flags = OpenFlags::from_bits_retain(file.flags);
-        let cgroup = file.cgroup.parse().map_err(|_| Error::Invalid("the state has a bad cgroup"))?;
         let handle = FileHandle {
             flags,
             is_foreign_mapper: file.is_foreign_mapper,
             opener_pid: file.opener_pid,
-            opener: self.core.options.tenants.cgroup_at(&cgroup),
+            opener,
             seen: Mutex::new(Cursor::of_number(file.seen)),
             inode,
             noted: None,

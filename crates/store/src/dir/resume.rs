@@ -10,10 +10,11 @@
 //! Everything has to be durable before, so that no [`SyncState`](super::durable) is handed over,
 //! and no call may be under way.
 
-use std::collections::HashMap;
+use std::num::NonZero;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::thread::available_parallelism;
 use std::time::Instant;
 
 use recovery::NodeKey;
@@ -33,6 +34,10 @@ const OP: &str = "take over the store";
 /// The most descriptors that the next program and this one have beside those of objects: threads',
 /// sockets, open directories. Of a low limit it is an eighth.
 const RESERVE_MAX: usize = 2048;
+
+/// Objects for which another thread is worth its start, when they are taken over; and how many threads.
+const OBJECTS_OF_THREAD: usize = 512;
+const THREADS_MAX: usize = 8;
 
 /// File systems on which the data of an object that has a name can be opened by its handle later.
 /// Not there: those that give a file that is unlinked while it is open another name until it is
@@ -210,41 +215,25 @@ impl DirStore {
         let lock = incoming.take(state.lock).map_err(failed)?;
         let inner = Arc::new(Inner::over(lock, path, options)?);
         inner.table.resume(state.next, &state.spent);
-        let mut files: Vec<Arc<dyn File>> = Vec::new();
-        for ObjectState(id, ino, kind, generation, refs, path, data) in &state.objects {
-            // A file that was just made has one descriptor for its data and for itself.
-            let mut taken: HashMap<RawFd, Arc<OwnedFd>> = HashMap::new();
-            let mut take = |number: RawFd| match taken.get(&number) {
-                Some(fd) => Ok(Arc::clone(fd)),
-                None => {
-                    let fd = Arc::new(incoming.take(number).map_err(failed)?);
-                    taken.insert(number, Arc::clone(&fd));
-                    Ok::<_, Error>(fd)
-                }
-            };
-            let mut take_of_object = |number: RawFd| {
-                let fd = take(number)?;
-                if inner.stat_inside(fd.as_fd(), OP)?.stx_ino == *ino {
-                    return Ok(fd);
-                }
-                Err(Error::with(ErrorKind::Invalid, OP, "a descriptor is not its object's"))
-            };
-            let path = match path {
-                PathState::Fd(number) => PathFd::new(take_of_object(*number)?),
-                PathState::Handle(kind, bytes) => PathFd::evicted(sys::Handle::of_parts(*kind, bytes)),
-            };
-            let generation = generation.map_or_else(OnceLock::new, OnceLock::from);
-            let node = DirNode::resumed(*id, *ino, *kind, generation, path, Arc::clone(&inner.paths));
-            let node = inner.table.restore(node, *refs).ok_or_else(|| {
-                Error::with(ErrorKind::Invalid, OP, format!("object {} is there twice", id.0))
-            })?;
-            if inner.paths.can_evict() {
-                inner.table.queue(&node);
+        let threads = match state.objects.len() / OBJECTS_OF_THREAD {
+            0 | 1 => 1,
+            many => many.min(available_parallelism().map_or(1, NonZero::get)).min(THREADS_MAX),
+        };
+        let share = state.objects.len().div_ceil(threads).max(1);
+        let resume = |share: &[ObjectState]| {
+            let files = share.iter().map(|object| inner.resume_object(object, incoming));
+            files.filter_map(Result::transpose).collect::<Result<Vec<_>>>()
+        };
+        let files = std::thread::scope(|scope| {
+            let mut shares = state.objects.chunks(share);
+            let own = shares.next().unwrap_or_default();
+            let others: Vec<_> = shares.map(|share| scope.spawn(|| resume(share))).collect();
+            let mut files = resume(own)?;
+            for other in others {
+                files.extend(other.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, OP)))?);
             }
-            if let Some(DataState(fd, can_read, can_write)) = data {
-                files.push(DirFile::shared(&inner, &node, take_of_object(*fd)?, *can_read, *can_write));
-            }
-        }
+            Ok::<_, Error>(files)
+        })?;
         Ok((Arc::new(Self { inner }), files))
     }
 
@@ -266,6 +255,45 @@ impl DirStore {
 }
 
 impl Inner {
+    /// An object that the program before had in use; with its open data, if it had some.
+    fn resume_object(
+        self: &Arc<Self>,
+        object: &ObjectState,
+        incoming: &Incoming,
+    ) -> Result<Option<Arc<dyn File>>> {
+        let failed = |error: std::io::Error| Error::with(ErrorKind::Invalid, OP, error.to_string());
+        let ObjectState(id, ino, kind, generation, refs, path, data) = object;
+        let take = |number: RawFd| {
+            let fd = incoming.take(number).map_err(failed)?;
+            if self.stat_inside(fd.as_fd(), OP)?.stx_ino == *ino {
+                return Ok(Arc::new(fd));
+            }
+            Err(Error::with(ErrorKind::Invalid, OP, "a descriptor is not its object's"))
+        };
+        let of_data = data.as_ref().map(|DataState(number, ..)| take(*number)).transpose()?;
+        let path = match (path, &of_data) {
+            // A file that was just made has one descriptor for its data and for itself.
+            (PathState::Fd(number), Some(fd)) if data.as_ref().is_some_and(|data| data.0 == *number) => {
+                PathFd::new(Arc::clone(fd))
+            }
+            (PathState::Fd(number), _) => PathFd::new(take(*number)?),
+            (PathState::Handle(kind, bytes), _) => PathFd::evicted(sys::Handle::of_parts(*kind, bytes)),
+        };
+        let generation = generation.map_or_else(OnceLock::new, OnceLock::from);
+        let node = DirNode::resumed(*id, *ino, *kind, generation, path, Arc::clone(&self.paths));
+        let node = self
+            .table
+            .restore(node, *refs)
+            .ok_or_else(|| Error::with(ErrorKind::Invalid, OP, format!("object {} is there twice", id.0)))?;
+        if self.paths.can_evict() {
+            self.table.queue(&node);
+        }
+        let file = data.as_ref().zip(of_data).map(|(DataState(_, can_read, can_write), fd)| {
+            DirFile::shared(self, &node, fd, *can_read, *can_write) as Arc<dyn File>
+        });
+        Ok(file)
+    }
+
     pub(super) fn take_over_dir(
         &self,
         id: ObjectId,

@@ -63,6 +63,8 @@ pub fn run(args: &MountArgs, in_background: bool, is_kept: bool) -> Result<ExitC
     if in_background {
         background::leave_session()?;
     }
+    // Before there is a second thread.
+    fuse::register_process();
     if !options.recover {
         // What a device of the process reports would end with it.
         fuse::mount::will_serve();

@@ -21,6 +21,30 @@ use load::Load;
 /// How often a mount is upgraded under load, unless `WATERTIGHT_UPGRADES` says otherwise.
 const UPGRADES: usize = 20;
 
+/// How long requests waited for each of many upgrades.
+#[derive(Default)]
+pub(crate) struct Pauses(Vec<u64>);
+
+impl Pauses {
+    /// How many upgrades there are to be; `plain`: without a campaign.
+    pub(crate) fn wanted(plain: usize) -> u64 {
+        let given = std::env::var("WATERTIGHT_UPGRADES").ok().and_then(|n| n.parse().ok());
+        given.unwrap_or(plain as u64)
+    }
+
+    /// The last one of a mountpoint's volume.
+    pub(crate) fn note(&mut self, volume: &serde_json::Value) {
+        self.0.push(volume["upgrades"]["pause_us"].as_u64().unwrap());
+    }
+
+    pub(crate) fn print(mut self, what: &str) {
+        self.0.sort_unstable();
+        let at = |part: usize| Duration::from_micros(self.0[(self.0.len() - 1) * part / 100]);
+        let n = self.0.len();
+        println!("{what}: n {n}, p50 {:?}, p95 {:?}, p99 {:?}, max {:?}", at(50), at(95), at(99), at(100));
+    }
+}
+
 /// A copy of the program that nobody else can write to, wherever the one under test lies.
 pub(crate) fn next_program(rig: &Rig) -> PathBuf {
     let path = rig.root.join("next");
@@ -62,20 +86,17 @@ fn pause_us(rig: &Rig) -> u64 {
 #[test]
 fn programs_notice_a_pause_and_nothing_else() {
     let Some((rig, daemon)) = mounted("dirty_after=1h,") else { return };
-    let upgrades = std::env::var("WATERTIGHT_UPGRADES").ok().and_then(|n| n.parse().ok()).unwrap_or(UPGRADES);
     let started = rig.volume()["started_ms"].clone();
     let load = Load::start(&rig.mnt);
-    let mut pauses = Vec::new();
-    for n in 1..=upgrades {
+    let mut pauses = Pauses::default();
+    for n in 1..=Pauses::wanted(UPGRADES) {
         load.step();
         upgrade(&rig, &["--max-pause", "60s"]).ok().says("requests waited");
-        assert_eq!(counts(&rig), (n as u64, 0), "{}", daemon.stderr());
-        pauses.push(pause_us(&rig));
+        assert_eq!(counts(&rig), (n, 0), "{}", daemon.stderr());
+        pauses.note(&rig.volume());
         load.check();
     }
-    pauses.sort_unstable();
-    let at = |part: usize| Duration::from_micros(pauses[(pauses.len() - 1) * part / 100]);
-    println!("{upgrades} upgrades under load: p50 {:?}, p99 {:?}, max {:?}", at(50), at(99), at(100));
+    pauses.print("upgrades under load");
     load.finish();
     let volume = rig.volume();
     assert_eq!((&volume["pid"], &volume["started_ms"]), (&daemon.pid.into(), &started));

@@ -69,6 +69,8 @@ pub(crate) fn run(args: &MountArgs, kept: &Kept) -> Result<ExitCode> {
     };
     // The kernel names the process after the descriptor's number.
     let _only_a_name = rustix::thread::set_name(c"watertight");
+    // Before there is a second thread.
+    fuse::register_process();
     let mut incoming = Incoming::open(serve::STATE).map_err(|error| failed(&error))?;
     let mut state = State::parse(incoming.content()).map_err(|error| failed(&error))?;
     let (held, numbers): (Vec<_>, Vec<i32>) = kept.held.iter().copied().unzip();

@@ -63,6 +63,8 @@ const REASON_BYTES: u64 = 4096;
 pub(crate) fn run(args: &MountArgs, number: i32) -> Result<ExitCode> {
     // After fexecve(2) the kernel names the process after the descriptor's number.
     let _only_a_name = rustix::thread::set_name(c"watertight");
+    // Before there is a second thread.
+    fuse::register_process();
     let none = |error: &dyn std::fmt::Display| Problem::failure(format!("--taken-over={number}: {error}"));
     notify::alive();
     let mut incoming = Incoming::open(number).map_err(|error| none(&error))?;

@@ -74,6 +74,12 @@ impl State {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let none =
             |error: serde_json::Error| format!("the state of the program before cannot be read: {error}");
+        let read = serde_json::from_slice::<Self>(bytes);
+        if let Ok(state) = read
+            && READS.contains(&state.version)
+        {
+            return Ok(state);
+        }
         let OnlyVersion { version } = serde_json::from_slice(bytes).map_err(none)?;
         if !READS.contains(&version) {
             return Err(format!(

@@ -8,10 +8,10 @@ use super::read_only::Reader;
 use super::{LARGE, World, key_file, pattern};
 use crate::rig::{Out, Rig, eventually, run};
 use crate::upgrade::load::Load;
-use crate::upgrade::{counts, failing_program, is_open_still, next_program, upgrade, upgrade_by};
+use crate::upgrade::{Pauses, counts, failing_program, is_open_still, next_program, upgrade, upgrade_by};
 
 /// How often a volume is upgraded under load.
-const UPGRADES: u64 = 5;
+const UPGRADES: usize = 5;
 
 #[test]
 fn programs_notice_a_pause_and_nothing_else() {
@@ -19,12 +19,15 @@ fn programs_notice_a_pause_and_nothing_else() {
     let daemon = world.mount("uring=off,dirty_after=1h");
     let holder = world.info()["holder"].clone();
     let load = Load::start(&world.rig.mnt);
-    for n in 1..=UPGRADES {
+    let mut pauses = Pauses::default();
+    for n in 1..=Pauses::wanted(UPGRADES) {
         load.step();
         upgrade(&world.rig, &["--max-pause", "60s"]).ok().says("requests waited");
         assert_eq!(counts(&world.rig), (n, 0), "{}", daemon.stderr());
+        pauses.note(&world.rig.volume());
         load.check();
     }
+    pauses.print("upgrades under load of a volume in a bucket");
     load.finish();
     let now = world.info()["holder"].clone();
     assert_eq!((&now["pid"], &now["mountpoint"]), (&holder["pid"], &holder["mountpoint"]));

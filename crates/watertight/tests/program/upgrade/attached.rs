@@ -9,10 +9,10 @@ use rustix::mount::UnmountFlags;
 use serde_json::Value;
 
 use super::load::Load;
-use super::{failing_program, mounted, upgrade, upgrade_by};
+use super::{Pauses, failing_program, mounted, upgrade, upgrade_by};
 use crate::rig::{Daemon, Out, Rig, eventually, umount2};
 
-const UPGRADES: u64 = 5;
+const UPGRADES: usize = 5;
 
 /// A mountpoint with a store that is attached at `x`.
 struct World {
@@ -55,8 +55,12 @@ impl World {
         self.volume(|volume| volume["mountpoint"] == at.to_str().unwrap())
     }
 
+    fn root(&self) -> Value {
+        self.volume(|volume| volume["attached_to"].is_null())
+    }
+
     fn counts(&self) -> (u64, u64) {
-        let root = self.volume(|volume| volume["attached_to"].is_null());
+        let root = self.root();
         let upgrades = &root["upgrades"];
         (upgrades["count"].as_u64().unwrap(), upgrades["failed"].as_u64().unwrap())
     }
@@ -74,12 +78,15 @@ fn programs_on_it_notice_a_pause_and_nothing_else() {
     let Some(world) = World::new("dirty_after=1h,", "dirty_after=1h,limit=/a:wbps=1M") else { return };
     let before = world.attached("x");
     let load = Load::start(&world.path("x"));
-    for n in 1..=UPGRADES {
+    let mut pauses = Pauses::default();
+    for n in 1..=Pauses::wanted(UPGRADES) {
         load.step();
         upgrade(&world.rig, &["--max-pause", "60s"]).ok().says("requests waited");
         assert_eq!(world.counts(), (n, 0), "{}", world.daemon.stderr());
+        pauses.note(&world.root());
         load.check();
     }
+    pauses.print("upgrades under load on an attached volume");
     load.finish();
     let after = world.attached("x");
     for key in ["id", "source", "started_ms", "attached_to", "state", "read_only"] {
@@ -196,7 +203,7 @@ fn an_unmount_afterwards_takes_all_along() {
     fs::write(world.path("x/before"), "before").unwrap();
     upgrade(&world.rig, &[]).ok();
     fs::write(world.path("x/after"), "after").unwrap();
-    if world.volume(|volume| volume["attached_to"].is_null())["mount_type"] == "fuseblk" {
+    if world.root()["mount_type"] == "fuseblk" {
         umount2(&world.rig.mnt, UnmountFlags::empty());
         assert_eq!(fs::read(world.other.join("after")).unwrap(), b"after", "umount2 has returned");
     } else {
