@@ -151,7 +151,18 @@ impl Load {
         if let Some((mut seen, rest)) = self.listing.lock().unwrap().take() {
             seen.extend(rest.map(name_of));
             let names: BTreeSet<&String> = seen.iter().collect();
-            assert_eq!((seen.len(), names.len()), (LISTED, LISTED), "each name once");
+            let missing: Vec<String> = (0..LISTED).map(listed).filter(|name| !names.contains(name)).collect();
+            assert!(
+                missing.is_empty() && seen.len() == LISTED,
+                "each name once: {} names, {} of them different; {} are missing: {:?} to {:?}, of which now {} are found; listed again there are {}",
+                seen.len(),
+                names.len(),
+                missing.len(),
+                missing.first(),
+                missing.last(),
+                missing.iter().filter(|name| self.dir.join("listed").join(name).exists()).count(),
+                fs::read_dir(self.dir.join("listed")).unwrap().count(),
+            );
         }
         let held = self.held.lock().unwrap();
         let Held { open, locked, posix, unlinked } = held.as_ref().unwrap();
@@ -164,9 +175,11 @@ impl Load {
         assert!(flock(&other, FlockOperation::NonBlockingLockExclusive).is_err(), "the flock is held");
         locked.write_all_at(b"locked", 0).unwrap();
         let inode = std::os::unix::fs::MetadataExt::ino(&posix.metadata().unwrap());
-        let locks = fs::read_to_string("/proc/locks").unwrap();
         let is_posix = |line: &str| line.contains("POSIX") && line.contains(&format!(":{inode} "));
-        assert!(locks.lines().any(is_posix), "the POSIX lock is held: {locks}");
+        // The kernel's list may miss one while others come and go.
+        eventually("the POSIX lock is held", || {
+            fs::read_to_string("/proc/locks").unwrap().lines().any(is_posix)
+        });
         let mut text = [0; 8];
         unlinked.read_exact_at(&mut text, 0).unwrap();
         assert_eq!(&text, b"unlinked");
