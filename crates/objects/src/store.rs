@@ -442,8 +442,6 @@ struct Names {
     begin: Begin,
     /// The same of an earlier place, where the listing may be continued.
     earlier: Option<Begin>,
-    /// Another process has begun the listing: it may be continued where nothing was read.
-    is_continued: bool,
     /// The last name of each batch: the next begins behind it.
     lasts: Vec<OsString>,
     /// The latest batches, by number.
@@ -465,19 +463,14 @@ impl Names {
             Some(if before == 0 { Begin::default() } else { (before, Some(place.name)) })
         };
         let mut places = places.into_iter().filter_map(begin);
-        Self {
-            begin: places.next().unwrap_or_default(),
-            earlier: places.next(),
-            is_continued: true,
-            ..Self::default()
-        }
+        Self { begin: places.next().unwrap_or_default(), earlier: places.next(), ..Self::default() }
     }
 
     /// Begins anew where the listing can be continued behind so many names.
     fn begin_for(&mut self, before: usize) {
         if before < self.begin.0 {
             let earlier = self.earlier.take().filter(|earlier| earlier.0 <= before);
-            *self = Self { begin: earlier.unwrap_or_default(), is_continued: true, ..Self::default() };
+            *self = Self { begin: earlier.unwrap_or_default(), ..Self::default() };
         }
     }
 
@@ -599,18 +592,17 @@ impl Dir for BucketDir {
             }
         }
         let at = usize::try_from(offset.max(DOTS) - DOTS).unwrap_or(usize::MAX);
-        let (begin, is_continued, known) = {
+        let (begin, known) = {
             let mut names = self.names.lock();
             names.begin_for(at);
-            (names.begin.0, names.is_continued, names.lasts.len())
+            (names.begin.0, names.lasts.len())
         };
         let mut at = at - begin;
-        // Batches before it, of a place that was found anew.
-        if is_continued {
-            for number in known..at / LIST_BATCH {
-                if self.batch(number)?.len() < LIST_BATCH {
-                    return Ok(());
-                }
+        // Batches before it: this opening may be asked for a place of another one's, or of another
+        // server's.
+        for number in known..at / LIST_BATCH {
+            if self.batch(number)?.len() < LIST_BATCH {
+                return Ok(());
             }
         }
         loop {

@@ -14,6 +14,7 @@ mod gc;
 mod ill_store;
 mod journal;
 mod keys;
+mod listings;
 mod naive_server;
 mod quotas;
 mod read_only;
