@@ -11,7 +11,8 @@ use crate::tree::Open;
 
 /// The kernel may remember listings: it drops them itself when a name is made or removed, and only
 /// this kernel changes the store. Not those of a store whose places are an opening's own: the kernel
-/// gives what it remembers to any opening, and asks that one for the rest when it drops it.
+/// gives what it remembers to any opening, looks in it for the place that this one was told, and asks it
+/// for the rest when it drops it.
 pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
     let open = || match cx.once.opened() {
         Some(open) => Ok(handle_id(open.handle)),

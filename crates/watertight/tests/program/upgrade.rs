@@ -37,11 +37,11 @@ impl Pauses {
         self.0.push(volume["upgrades"]["pause_us"].as_u64().unwrap());
     }
 
-    pub(crate) fn print(mut self, what: &str) {
+    pub(crate) fn summary(mut self, what: &str) -> String {
         self.0.sort_unstable();
         let at = |part: usize| Duration::from_micros(self.0[(self.0.len() - 1) * part / 100]);
         let n = self.0.len();
-        println!("{what}: n {n}, p50 {:?}, p95 {:?}, p99 {:?}, max {:?}", at(50), at(95), at(99), at(100));
+        format!("{what}: n {n}, p50 {:?}, p95 {:?}, p99 {:?}, max {:?}", at(50), at(95), at(99), at(100))
     }
 }
 
@@ -96,7 +96,7 @@ fn programs_notice_a_pause_and_nothing_else() {
         pauses.note(&rig.volume());
         load.check();
     }
-    pauses.print("upgrades under load");
+    println!("{}", pauses.summary("upgrades under load"));
     load.finish();
     let volume = rig.volume();
     assert_eq!((&volume["pid"], &volume["started_ms"]), (&daemon.pid.into(), &started));

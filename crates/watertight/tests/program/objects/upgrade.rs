@@ -27,7 +27,7 @@ fn programs_notice_a_pause_and_nothing_else() {
         pauses.note(&world.rig.volume());
         load.check();
     }
-    pauses.print("upgrades under load of a volume in a bucket");
+    println!("{}", pauses.summary("upgrades under load of a volume in a bucket"));
     load.finish();
     let now = world.info()["holder"].clone();
     assert_eq!((&now["pid"], &now["mountpoint"]), (&holder["pid"], &holder["mountpoint"]));

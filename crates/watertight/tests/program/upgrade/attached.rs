@@ -86,7 +86,7 @@ fn programs_on_it_notice_a_pause_and_nothing_else() {
         pauses.note(&world.root());
         load.check();
     }
-    pauses.print("upgrades under load on an attached volume");
+    println!("{}", pauses.summary("upgrades under load on an attached volume"));
     load.finish();
     let after = world.attached("x");
     for key in ["id", "source", "started_ms", "attached_to", "state", "read_only"] {
