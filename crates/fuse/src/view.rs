@@ -115,6 +115,13 @@ impl TreeHandle {
         self.shared.tree.attach((&self.view, path), volume, is_read_only, on_end)
     }
 
+    /// A volume that was attached and has begun to end, by the log's name for it: it can neither be
+    /// used nor handed over.
+    #[must_use]
+    pub fn ending(&self) -> Option<String> {
+        self.shared.tree.ending()
+    }
+
     /// Attaches what the program before had attached, where it was: the volumes that were taken over
     /// beside the session. To be called before the session runs. Returns where each of them is, in
     /// their order.

@@ -63,20 +63,31 @@ impl Namespace {
         path: impl AsRef<Path>,
         superblock: &SuperblockRef,
     ) -> Result<Vec<NewMount>> {
-        self.attach_dir_all(start, path, superblock, superblock.superblock().root())
+        self.attach_template(start.into(), path.as_ref(), superblock, superblock.superblock().root(), true)
     }
 
     /// Like [`attach_all`](Self::attach_all), and shows the directory `root` of the superblock, which
-    /// need not be mounted elsewhere.
+    /// need not be mounted elsewhere, and may be there already.
     ///
     /// # Errors
-    /// As [`attach`](Self::attach).
+    /// As [`attach`](Self::attach), without [`Error::AlreadyThere`].
     pub fn attach_dir_all<'a>(
         &self,
         start: impl Into<Base<'a>>,
         path: impl AsRef<Path>,
         superblock: &SuperblockRef,
         root: Inode,
+    ) -> Result<Vec<NewMount>> {
+        self.attach_template(start.into(), path.as_ref(), superblock, root, false)
+    }
+
+    fn attach_template(
+        &self,
+        start: Base<'_>,
+        path: &Path,
+        superblock: &SuperblockRef,
+        root: Inode,
+        once: bool,
     ) -> Result<Vec<NewMount>> {
         let template = MountTemplate {
             superblock: superblock.clone(),
@@ -85,9 +96,11 @@ impl Namespace {
             on: None,
             propagation: PropagationState::default(),
         };
-        self.change_at(start.into(), path.as_ref(), |tree, _, (on, kind), change| {
-            check_kinds(path.as_ref(), Kind::Directory, kind)?;
-            tree.check_not_there(on, &template)?;
+        self.change_at(start, path, |tree, _, (on, kind), change| {
+            check_kinds(path, Kind::Directory, kind)?;
+            if once {
+                tree.check_not_there(on, &template)?;
+            }
             let mut templates = vec![template.clone()];
             tree.graft_tree(&mut templates, on, change)
         })

@@ -160,6 +160,11 @@ impl MountTree {
         Ok(Some(TreeHandover { last_tag, generation: wire::of_process(), volumes, names, mounts, left }))
     }
 
+    /// A volume that has begun to end.
+    pub(crate) fn ending(&self) -> Option<String> {
+        self.volumes().iter().find(|one| one.is_ending()).map(|one| one.volume.name().to_owned())
+    }
+
     /// Attaches what the program before had attached, where it was. Returns where each volume is, in
     /// their order. To be called once, before requests are served.
     ///
@@ -171,7 +176,8 @@ impl MountTree {
         volumes: Vec<ResumedVolume>,
     ) -> Result<Vec<Attached>, TreeError> {
         wire::resume_generations(state.generation);
-        self.state.lock().last_tag = state.last_tag;
+        // Also where nothing is attached any more: the next program has to know the tag, too.
+        self.change(|now, _| now.last_tag = state.last_tag);
         let mut resumed = Resumed { tree: self, volumes: HashMap::new(), mounts: HashMap::new() };
         let first = &self.first.root;
         resumed.volumes.insert(NodeTag::ROOT, (Arc::clone(&first.served), first.superblock.clone()));
@@ -266,8 +272,10 @@ impl Resumed<'_> {
 
     fn place_of(&self, volume: NodeTag) -> Result<Attached, TreeError> {
         let superblock = self.served(volume)?.1;
-        let mut mounts = self.mounts.values().filter(|mount| mount.served.tag == volume);
-        let mount = mounts.find_map(|mount| mount.mount).unwrap_or(LEFT);
+        // The whole of it rather than a part, and the oldest of these.
+        let mounts = self.mounts.values().filter(|mount| mount.served.tag == volume);
+        let first = mounts.min_by_key(|mount| (mount.root != NodeId::ROOT, mount.tag));
+        let mount = first.and_then(|mount| mount.mount).unwrap_or(LEFT);
         Ok(Attached { mount, volume, superblock })
     }
 }

@@ -14,7 +14,7 @@ use std::num::NonZero;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use std::thread::available_parallelism;
+use std::thread::{Builder, available_parallelism};
 use std::time::Instant;
 
 use recovery::NodeKey;
@@ -227,10 +227,16 @@ impl DirStore {
         let files = std::thread::scope(|scope| {
             let mut shares = state.objects.chunks(share);
             let own = shares.next().unwrap_or_default();
-            let others: Vec<_> = shares.map(|share| scope.spawn(|| resume(share))).collect();
+            let resume = &resume;
+            let start = |share| (share, Builder::new().spawn_scoped(scope, move || resume(share)));
+            let others: Vec<_> = shares.map(start).collect();
             let mut files = resume(own)?;
-            for other in others {
-                files.extend(other.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, OP)))?);
+            for (share, other) in others {
+                files.extend(match other {
+                    Ok(other) => other.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, OP)))?,
+                    // The host gives no thread.
+                    Err(_) => resume(share)?,
+                });
             }
             Ok::<_, Error>(files)
         })?;

@@ -485,8 +485,8 @@ impl Client {
 
     /// Asks again where the connection closes and the process goes on: it has another program,
     /// which knows all that was answered. What the one before had not begun is begun by this one,
-    /// and a change that it has made says the same when it is asked for twice: limits are what they
-    /// are set to, and with a volume attached no program is replaced. Where the process has died
+    /// and its change was answered: the answer is sent long before the program is replaced, since
+    /// that waits for calls and requests first. Where the process has died
     /// and another one follows, that is asked in the same way.
     async fn exchange_again(&self, request: Request<Full<Bytes>>) -> Result<(bool, Bytes), CallError> {
         let path = request.uri().path();

@@ -121,6 +121,9 @@ impl Attachments {
     /// # Errors
     /// Which cannot, and why.
     pub(crate) fn check_handover(&self) -> Result<(), String> {
+        if let Some(ending) = self.tree.ending() {
+            return Err(format!("{ending}, which was attached, has not ended yet"));
+        }
         self.each(|one| {
             if one.volume.is_aborted() {
                 return Err("it was given up, and has not ended yet".to_owned());

@@ -107,6 +107,10 @@ pub(super) fn make_durable(
     let shares = shares(volumes).into_iter().map(|share| {
         let each = move || {
             let durable = |volume: &Arc<Volume>| {
+                if volume.report().is_some() {
+                    // It was detached meanwhile.
+                    return Ok(());
+                }
                 let named = |error| format!("dirty data of {} cannot be written: {error}", volume.name());
                 volume.prepare_handover().map_err(named)
             };

@@ -164,7 +164,10 @@ pub(crate) fn resume(
     let recovery = follower.map(|follower| follower.recovery);
     let is_upgrade = follower.map_or(reason.is_none(), |follower| follower.upgraded);
     // The program before takes the mount over if this one does not.
-    let awaited = if is_upgrade { Awaited::Briefly } else { Awaited::UntilItAnswers };
+    let briefly = Awaited::Until(Instant::now() + OPEN_MAX);
+    let awaited = if is_upgrade { briefly } else { Awaited::UntilItAnswers };
+    // What is opened stays open if this program fails: closed, it would be anybody's.
+    let mut opened = ManuallyDrop::new(Vec::new());
     let tree = Hierarchy::find(&options.cgroup)
         .map_err(|error| Problem::usage(in_one_line(&format!("option cgroup: {error}"))))?;
     if !options.recover {
@@ -212,11 +215,14 @@ pub(crate) fn resume(
         Some(_) => Volume::recover(store, volume_options, state.volume.limits()),
     };
     let volume = volume.map_err(|error| failed("the volume", &error))?;
+    opened.push(Arc::clone(&volume));
     drop(files);
     let (mut attached, device) = (Vec::new(), state.session.device);
     for one in &state.attached {
         let resumed = take_attached(one, (&runtime_dir, device), &tenants, incoming, (awaited, reopening));
-        attached.push(resumed.map_err(|why| failed("what is attached", &why))?);
+        let resumed = resumed.map_err(|why| failed("what is attached", &why))?;
+        opened.push(Arc::clone(&resumed.volume));
+        attached.push(resumed);
     }
 
     let upgrades = Upgrades {
@@ -249,13 +255,21 @@ pub(crate) fn resume(
         upgrader.past.pause_us = now_ns().saturating_sub(state.paused_ns) / 1000;
     }
     let changes = Arc::clone(&upgrader.changes);
-    let attachments =
-        Attachments::new(session.tree(), session.view(), info.clone(), runtime_dir, tenants, changes);
+    let attachments = Attachments::new(
+        session.tree(),
+        session.view(),
+        info.clone(),
+        runtime_dir,
+        tenants,
+        Arc::clone(&changes),
+    );
     attachments.resume_failed(&state.failed_attached);
     let mounted =
         MountedVolume::new(info, volume, attachments, sender.clone(), Arc::clone(&connection), upgrader);
     let mounted = Arc::new(mounted);
     let owner = rustix::process::geteuid().as_raw();
+    // Calls wait until all is as it was.
+    let closed = changes.close(Instant::now(), || true);
     let attached = mounted.attachments.take_over(&state.session, attached, incoming);
     let attached = attached.map_err(|why| failed("what is attached", &why));
     let served = attached.and_then(|attached| {
@@ -267,7 +281,6 @@ pub(crate) fn resume(
         Ok(served) => served,
         Err(problem) => {
             session.leave();
-            // What is dropped is closed, and the program before goes on with it.
             let _open = ManuallyDrop::new(mounted);
             return Err(problem);
         }
@@ -281,6 +294,7 @@ pub(crate) fn resume(
     }
     attached.enter();
     serve_session(session, name, connection, sender.clone())?;
+    drop((closed, ManuallyDrop::into_inner(opened)));
     let utab = utab::Entry::resume(&mounted.info.mount);
     let (source, mountpoint) = (state.source.clone(), mountpoint.clone());
     let supervisor = Supervisor::new(Arc::clone(&mounted), events, sender);
@@ -318,8 +332,8 @@ struct TakenStore {
 /// How long a store is waited for whose medium does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Awaited {
-    /// For [`OPEN_MAX`]: the program before can take it over.
-    Briefly,
+    /// The program before can take it over then.
+    Until(Instant),
     /// Until it answers: no other program can.
     UntilItAnswers,
 }
@@ -414,14 +428,13 @@ fn open_again(
         let failed =
             |error: std::io::Error| store::Error::with(ErrorKind::NoMemory, "open", error.to_string());
         let opened = spawn_for_result("open-again", open).map_err(failed)?;
-        let begun = Instant::now();
         let error = loop {
             notify::alive();
             match opened.recv_timeout(LOOK) {
                 Ok(Ok(store)) => return Ok(store),
                 Ok(Err(error)) => break error,
                 // The program before asks again, and finds what this one has begun.
-                Err(_) if !is_last && begun.elapsed() >= OPEN_MAX => {
+                Err(_) if matches!(awaited, Awaited::Until(until) if Instant::now() >= until) => {
                     return Err(store::Error::with(
                         ErrorKind::TimedOut,
                         "open",

@@ -153,6 +153,40 @@ fn a_program_that_fails_while_it_takes_over_gives_the_volume_back() {
     world.umount(&daemon);
 }
 
+/// The same where the volume was opened, and one that is attached to it cannot be: nothing was closed.
+#[test]
+fn a_program_that_opens_only_a_part_gives_all_of_it_back() {
+    let Some(mut world) = World::new() else { return };
+    let daemon = world.mount("uring=off,dirty_after=1h");
+    let other = world.rig.root.join("other");
+    fs::create_dir(&other).unwrap();
+    fs::create_dir(world.path("x")).unwrap();
+    let at = world.path("x");
+    world.rig.run(&["attach", other.to_str().unwrap(), at.to_str().unwrap()]).ok();
+    // A directory's store does not find its descriptors.
+    let failing = failing_program(&world.rig, b"/proc/self/fd\0", b"/proc/no/such\0");
+    let mut files = [world.path("file"), at.join("file")].map(|path| File::create(path).unwrap());
+    let counts = || {
+        let status = world.rig.status();
+        let volumes = status["volumes"].as_array().unwrap().clone();
+        let root = volumes.into_iter().find(|volume| volume["attached_to"].is_null()).unwrap();
+        (root["upgrades"]["count"].as_u64().unwrap(), root["upgrades"]["failed"].as_u64().unwrap())
+    };
+    for n in 1..=3 {
+        files.iter_mut().for_each(|file| file.write_all(b".").unwrap());
+        upgrade_by(&world.rig, &failing).ends(1, "the old one goes on");
+        assert_eq!(counts(), (0, n), "{}", daemon.stderr());
+    }
+    upgrade(&world.rig, &[]).ok();
+    files.iter_mut().for_each(|file| file.write_all(b"!").unwrap());
+    drop(files);
+    world.umount(&daemon);
+    assert_eq!(fs::read(other.join("file")).unwrap(), b"...!");
+    let daemon = world.mount("uring=off");
+    assert_eq!(fs::read(world.path("file")).unwrap(), b"...!");
+    world.umount(&daemon);
+}
+
 /// Refused before anything is touched: neither program could open the volume any more.
 #[test]
 fn a_key_that_is_not_there_any_more_has_it_refused() {

@@ -133,6 +133,8 @@ fn where_things_are_they_stay() {
     attach(&deep, "x/inside");
     attach(&top, "x/inside");
     attach(&world.path("shown"), "lone");
+    // Twice, one on the other.
+    attach(&world.path("shown"), "lone");
     let inode = |path: &str| fs::metadata(world.path(path)).unwrap().ino();
     let (of_deep, of_shown) = (inode("x/inside/name"), inode("shown/a/file"));
     for round in 1..=3_u64 {
@@ -160,6 +162,33 @@ fn where_things_are_they_stay() {
     assert_eq!(fs::read_to_string(world.path("x/inside/name")).unwrap(), "deep");
     let rig = world.umount();
     assert_eq!(fs::read_to_string(rig.root.join("other/inside/2")).unwrap(), "made");
+}
+
+/// No number that a process may still have leads into another volume, however often the program changes
+/// while nothing is attached.
+#[test]
+fn numbers_are_not_given_again() {
+    let Some(world) = World::new("", "") else { return };
+    let gone = rustix::fs::open(
+        world.path("x"),
+        rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    );
+    let gone = gone.unwrap();
+    world.run(&["detach", "--lazy", world.at("x")]).ok();
+    eventually("it has ended", || world.attached("x").is_null());
+    upgrade(&world.rig, &[]).ok();
+    upgrade(&world.rig, &[]).ok();
+    let another = world.rig.root.join("another");
+    fs::create_dir(&another).unwrap();
+    fs::write(another.join("secret"), "").unwrap();
+    world.run(&["attach", another.to_str().unwrap(), world.at("x")]).ok();
+    let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    let opened = rustix::fs::openat(&gone, ".", flags, rustix::fs::Mode::empty());
+    assert!(opened.is_err(), "a process that was in the old volume is in the new one");
+    assert!(world.path("x/secret").exists());
+    drop(gone);
+    world.umount();
 }
 
 /// Open files and directories keep a volume that no path leads to; its end comes with the last of them.
