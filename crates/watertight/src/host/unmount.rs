@@ -33,6 +33,9 @@ const ASKED_AT_ONCE: usize = 256;
 /// holders is tried once more.
 const AGAIN: (u32, Duration) = (10, Duration::from_millis(20));
 
+/// How long a helper process of the mount's own may have it open.
+const HELPERS: Duration = Duration::from_secs(5);
+
 /// The result of an unmount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -75,19 +78,33 @@ pub fn one_of_several(mount: &Mount) -> Result<Outcome> {
     })
 }
 
+/// Whether this is a helper process of a mount process (`host::mount_agent`), or one that is about to end
+/// and has no memory any more. Who only looks like one is waited for a little longer.
+pub fn is_passing(holder: &Holder) -> bool {
+    let Some(pid) = holder.pid else { return false };
+    let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    arguments.is_empty() || arguments.split(|&byte| byte == 0).nth(1) == Some(b"kernel-side")
+}
+
 fn unless_held(mount: &Mount, holders: impl Fn() -> Holders) -> Result<Outcome> {
-    let (tries, pause) = AGAIN;
+    let (mut tries, pause) = AGAIN;
+    let until = Instant::now() + HELPERS;
     let mut was_held = false;
-    for _ in 0..tries {
+    while tries > 0 {
         if attempt(mount, UnmountFlags::empty())? {
             return Ok(Outcome::Gone);
         }
         let holders = holders();
-        let is_held = holders.direct().next().is_some();
+        let is_held = holders.direct().any(|holder| !is_passing(holder));
         if is_held && was_held {
             return Ok(Outcome::Held(holders));
         }
         was_held = is_held;
+        // A helper of the mount's own has it for a moment, after an upgrade for example.
+        let is_passing = !is_held && holders.direct().next().is_some();
+        if !is_passing || Instant::now() >= until {
+            tries -= 1;
+        }
         // A process that looks through /proc (as `holders::of` does) holds the files that it looks
         // at for a moment, and a new child holds its parent's open files until its execve(2). No
         // event reports when they are done.

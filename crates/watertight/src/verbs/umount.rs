@@ -248,7 +248,7 @@ impl UmountJob<'_> {
         // written. Not always: searching /proc disturbs others for a moment.
         if let Some(status) = self.seen.as_ref().filter(|status| status.open_files > 0) {
             let holders = look(status);
-            if holders.direct().next().is_some() {
+            if holders.direct().any(|holder| !unmount::is_passing(holder)) {
                 return Ok(Err(holders));
             }
         }
