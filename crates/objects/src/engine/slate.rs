@@ -36,6 +36,8 @@ use crate::rows::{self, Totals, Usage};
 
 /// Rows in memory before they become a table.
 const TABLE_BYTES: usize = 32 << 20;
+/// So many times the tables may be there that are merged in a hurry.
+const OPENINGS_MAX: usize = 16;
 /// Commits that are on their way at a time; those who come meanwhile share the next.
 const COMMITS: usize = 4;
 
@@ -175,8 +177,10 @@ impl SlateEngine {
             manifest_update_timeout: Duration::from_secs(60),
             l0_sst_size_bytes: TABLE_BYTES,
             max_unflushed_bytes: 4 * TABLE_BYTES,
-            l0_max_ssts: TABLES_MAX,
-            l0_max_ssts_per_key: TABLES_MAX,
+            // An opening writes a table and waits while there are too many, and they are merged after it
+            // alone: a volume that is opened again and again, for a second each time, has more for a while.
+            l0_max_ssts: OPENINGS_MAX * TABLES_MAX,
+            l0_max_ssts_per_key: OPENINGS_MAX * TABLES_MAX,
             compactor_options: None,
             garbage_collector_options: None,
             ..Settings::default()
