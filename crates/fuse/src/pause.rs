@@ -14,8 +14,8 @@
 //! stay where they are.
 //!
 //! Not handed over: connections over io_uring, whose entries belong to this program's memory;
-//! clones of the mountpoint; mountpoints whose syncs this process reports to the
-//! kernel by a device of its own (kernels before 6.18).
+//! clones of the mountpoint; mountpoints whose syncs this process reports to the kernel by a device
+//! of its own (kernels before 6.18).
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
