@@ -126,3 +126,4 @@ pub use fsck::{Checked, Finding, FsckOptions, Progress, Repair, Unneeded, fsck};
 pub use quota_attribute::{QUOTA_ATTRIBUTE, QUOTAS_ATTRIBUTE, QuotaPage};
 pub use quota_walks::QuotaInfo;
 pub use quotas::{QUOTAS_MAX, QuotaLimits};
+pub use runtime::tasks;

@@ -17,6 +17,10 @@ const THREADS: usize = 4;
 /// Threads that encode and send bulk data.
 const BULK_THREADS: usize = 2;
 
+/// The runtimes of the process, each from the first call that needs it.
+static RUNTIME: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
+static BULK_RUNTIME: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
+
 thread_local! {
     static IS_BULK: Cell<bool> = const { Cell::new(false) };
 }
@@ -31,11 +35,21 @@ pub(crate) fn is_bulk_thread() -> bool {
 /// # Errors
 /// No threads can be made.
 pub(crate) fn handle() -> Result<Handle> {
-    static RUNTIME: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
     let runtime = RUNTIME.get_or_init(|| {
         Builder::new_multi_thread().worker_threads(THREADS).thread_name("wt-objects").enable_all().build()
     });
     started(runtime)
+}
+
+/// Tasks of all volumes of the process that have not ended: what runs in the background of a volume,
+/// and its requests.
+#[must_use]
+pub fn tasks() -> u64 {
+    let alive = |runtime: &OnceLock<std::io::Result<Runtime>>| {
+        let runtime = runtime.get().and_then(|runtime| runtime.as_ref().ok());
+        runtime.map_or(0, |runtime| runtime.metrics().num_alive_tasks() as u64)
+    };
+    alive(&RUNTIME) + alive(&BULK_RUNTIME)
 }
 
 fn started(runtime: &std::io::Result<Runtime>) -> Result<Handle> {
@@ -56,8 +70,7 @@ impl BulkThreads {
     /// # Errors
     /// No threads can be made.
     pub(crate) fn of_process() -> Result<Self> {
-        static RUNTIME: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
-        let runtime = RUNTIME.get_or_init(|| {
+        let runtime = BULK_RUNTIME.get_or_init(|| {
             Builder::new_multi_thread()
                 .worker_threads(BULK_THREADS)
                 .thread_name("wt-bulk")
@@ -93,6 +106,21 @@ mod tests {
         assert!(threads.run(async { is_bulk_thread() }).await);
         assert!(!handle().unwrap().spawn(async { is_bulk_thread() }).await.unwrap());
         assert!(!is_bulk_thread());
+    }
+
+    #[tokio::test]
+    async fn tasks_count_until_they_end() {
+        // Far more than tests that run beside this one begin and end.
+        const MANY: u64 = 10_000;
+        let before = tasks();
+        let waiting: Vec<_> = (0..MANY)
+            .map(|_| AbortOnDropHandle::new(handle().unwrap().spawn(std::future::pending::<()>())))
+            .collect();
+        assert!(tasks() >= before + MANY / 2, "{} after {before}", tasks());
+        drop(waiting);
+        while tasks() >= before + MANY / 2 {
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]

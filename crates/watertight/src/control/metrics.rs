@@ -43,7 +43,7 @@ pub enum MetricKind {
 type Figure = (&'static str, MetricKind, &'static str, fn(&Status) -> u64);
 
 /// The figures without labels of their own.
-const FIGURES: [Figure; 32] = {
+const FIGURES: [Figure; 33] = {
     use MetricKind::{Counter, Gauge};
     [
         ("read_only", Gauge, "1 where the volume is read-only.", |v| v.read_only.into()),
@@ -114,6 +114,7 @@ const FIGURES: [Figure; 32] = {
         ("open_fds", Gauge, "Open descriptors of the mount process.", |v| v.process.open_fds),
         ("max_fds", Gauge, "Descriptors that the mount process may have open.", |v| v.process.max_fds),
         ("resident_memory_bytes", Gauge, "Memory that the mount process uses.", |v| v.process.resident_bytes),
+        ("tasks", Gauge, "Tasks of volumes on object storage that have not ended.", |v| v.process.tasks),
     ]
 };
 

@@ -25,6 +25,8 @@ pub struct Process {
     pub max_fds: u64,
     /// Memory in use (the resident set).
     pub resident_bytes: u64,
+    /// Tasks of volumes on object storage that have not ended.
+    pub tasks: u64,
 }
 
 /// The figures now; of the threads, `serving_threads` serve requests.
@@ -36,6 +38,7 @@ pub fn figures(serving_threads: u64) -> Process {
         open_fds: open_fds(),
         max_fds: getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX),
         resident_bytes: resident_bytes(),
+        tasks: objects::tasks(),
     }
 }
 

@@ -135,6 +135,7 @@ pub(crate) fn status() -> Status {
             open_fds: 127,
             max_fds: 128,
             resident_bytes: 129,
+            tasks: 187,
         },
         upgrades: Upgrades {
             version: "1.2.3".into(),
