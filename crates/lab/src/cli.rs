@@ -2,8 +2,9 @@
 //! `lab EXPERIMENT [--quick] [--json FILE] [--svg FILE] [--runs N] [--variant A,B]`.
 //! [`crate::results`] uses the files: `lab report`.
 //!
-//! Exit codes: 0 done; 1 the experiment failed; 2 the command line is wrong; 130 stopped by a
-//! signal (results up to then are printed and written).
+//! Exit codes: 0 done; 1 the experiment failed, or has met what must not be (results are printed and
+//! written then); 2 the command line is wrong; 130 stopped by a signal (results up to then are printed
+//! and written).
 
 use crate::experiment::{Experiment, Settings, Stop};
 use crate::experiments;
@@ -35,6 +36,12 @@ struct Arguments {
     /// Rounds of all variants, instead of the experiment's own number
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     runs: Option<u16>,
+    /// How long an experiment runs that has a duration (objects-stress)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    minutes: Option<u16>,
+    /// The seed of an experiment that has one (objects-stress)
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
     /// Only these variants
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     variant: Vec<String>,
@@ -101,6 +108,8 @@ fn choose(arguments: &Arguments) -> Result<(&'static Experiment, Settings), Stri
     let settings = Settings {
         quick: arguments.quick,
         runs: arguments.runs.map(usize::from),
+        minutes: arguments.minutes,
+        seed: arguments.seed,
         variants: subset(&arguments.variant, experiment.variants, "variant", name)?,
         scenarios: subset(&arguments.scenario, experiment.scenarios, "scenario", name)?,
         source: arguments.source.clone(),
@@ -143,6 +152,7 @@ fn run(arguments: &Arguments, experiment: &Experiment, settings: Settings) -> an
     if stop.is_set() {
         notes.push("Stopped by a signal: the later rounds are missing.".to_owned());
     }
+    let broken = recorder.broken().to_vec();
     let document = Document {
         experiment: experiment.name.to_owned(),
         command: command(std::env::args().skip(1)),
@@ -154,6 +164,12 @@ fn run(arguments: &Arguments, experiment: &Experiment, settings: Settings) -> an
         notes,
     };
     publish(arguments, &document, experiment)?;
+    for what in &broken {
+        eprintln!("lab: {}: BROKEN: {what}", experiment.name);
+    }
+    if !broken.is_empty() {
+        return Ok(ExitCode::FAILURE);
+    }
     Ok(if stop.is_set() { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
@@ -234,6 +250,14 @@ mod tests {
         assert!(message.contains("variant `nul`") && message.contains("passthrough_ll"), "{message}");
         let message = refused("volumes --scenario stat-3");
         assert!(message.contains("scenario `stat-3`") && message.contains("stat-2"), "{message}");
+    }
+
+    #[test]
+    fn a_duration_and_a_seed_are_settings() {
+        let (_, settings) = choose(&parse("objects-stress --minutes 3 --seed 7")).unwrap();
+        assert_eq!((settings.minutes, settings.seed), (Some(3), Some(7)));
+        let refused = Arguments::try_parse_from(["lab", "objects-stress", "--minutes", "0"]);
+        assert!(refused.is_err());
     }
 
     #[test]

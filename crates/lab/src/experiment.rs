@@ -47,6 +47,10 @@ pub(crate) struct Settings {
     pub(crate) quick: bool,
     /// Rounds of all variants, if not the experiment's own number.
     pub(crate) runs: Option<usize>,
+    /// How long it runs, in minutes, if not the experiment's own time.
+    pub(crate) minutes: Option<u16>,
+    /// What repeats its random choices, if not the experiment's own.
+    pub(crate) seed: Option<u64>,
     /// The variants to run, in the experiment's order.
     pub(crate) variants: Vec<&'static str>,
     /// The scenarios to run, in the experiment's order.

@@ -4,7 +4,7 @@ use crate::experiment::Experiment;
 use crate::{drain, eventpoll, isolation, mounts, objects, rcu, scale, sync, volumes};
 
 /// All of them, in the order of the help.
-pub(crate) static ALL: [&Experiment; 10] = [
+pub(crate) static ALL: [&Experiment; 11] = [
     &drain::EXPERIMENT,
     &eventpoll::EXPERIMENT,
     &isolation::EXPERIMENT,
@@ -12,6 +12,7 @@ pub(crate) static ALL: [&Experiment; 10] = [
     &mounts::EXPERIMENT,
     &objects::EXPERIMENT,
     &objects::cost::EXPERIMENT,
+    &objects::stress::EXPERIMENT,
     &rcu::EXPERIMENT,
     &sync::EXPERIMENT,
     &volumes::EXPERIMENT,

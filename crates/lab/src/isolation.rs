@@ -283,12 +283,9 @@ mod tests {
     fn what_is_quick_leaves_out_large_scenarios_unless_they_are_named() {
         let settings = |quick: bool, scenarios: &[&'static str]| Settings {
             quick,
-            runs: None,
             variants: VARIANTS.to_vec(),
             scenarios: scenarios.to_vec(),
-            source: None,
-            program: None,
-            stop: crate::experiment::Stop::default(),
+            ..Settings::default()
         };
         assert_eq!(chosen(&settings(false, &SCENARIOS)), SCENARIOS);
         assert_eq!(chosen(&settings(true, &SCENARIOS)), QUICK);

@@ -13,6 +13,7 @@ mod growth;
 mod idle;
 mod reach;
 mod requests;
+pub(crate) mod stress;
 mod subject;
 mod variants;
 

@@ -81,6 +81,25 @@ impl Server {
         Ok(bytes)
     }
 
+    /// Removes a volume, whatever it holds.
+    ///
+    /// # Errors
+    /// If the server does not do it.
+    pub(super) fn remove(&self, name: &str) -> anyhow::Result<()> {
+        let bucket = open(&self.url(name), self.endpoint.as_ref(), &self.runtime)?;
+        self.runtime.block_on(async {
+            for dir in ["log", "seg", "meta", "reader", "clone"] {
+                let names = bucket.list(dir, None).await?;
+                let names: Vec<_> = names.iter().map(|name| format!("{dir}/{name}")).collect();
+                bucket.delete_many(&names).await?;
+            }
+            for object in ["lease", "format"] {
+                bucket.delete(object).await?;
+            }
+            Ok(())
+        })
+    }
+
     /// The bucket's own address, if there is a server.
     pub(super) fn bucket_url(&self) -> Option<String> {
         let name = self.base.strip_prefix("s3://")?.split('/').next()?;

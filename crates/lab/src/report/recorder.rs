@@ -31,6 +31,7 @@ struct Entry {
 #[derive(Debug, Default)]
 pub(crate) struct Recorder {
     entries: Vec<Entry>,
+    broken: Vec<String>,
 }
 
 impl Recorder {
@@ -108,6 +109,16 @@ impl Recorder {
         let entry = self.entry(scenario, variant, metric, || Measured::Absent);
         entry.measured = Measured::Absent;
         why.clone_into(&mut entry.note);
+    }
+
+    /// Something was met that must not be: the results are published, and the lab fails.
+    pub(crate) fn breaks(&mut self, what: String) {
+        self.broken.push(what);
+    }
+
+    /// What was met that must not be.
+    pub(crate) fn broken(&self) -> &[String] {
+        &self.broken
     }
 
     /// Adds a note to a row that is already known; adding a note twice changes nothing.
