@@ -139,7 +139,8 @@ mod tests {
         let faults = Faults::new(1);
         let seconds: Vec<bool> =
             (0..7200).map(|s| faults.outage_at(Duration::from_secs(s)).is_some()).collect();
-        assert!(!seconds[..OUTAGE_AFTER_S.0 as usize].iter().any(|is_out| *is_out));
+        let before = usize::try_from(OUTAGE_AFTER_S.0).unwrap();
+        assert!(!seconds[..before].iter().any(|is_out| *is_out));
         let outages = seconds.chunk_by(|a, b| a == b).filter(|run| run[0]).map(<[bool]>::len);
         let lengths: Vec<usize> = outages.collect();
         assert!(

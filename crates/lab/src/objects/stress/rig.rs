@@ -95,7 +95,10 @@ impl Rig {
             campaign.wait_until(self.whole);
             let stored = events.stored()?;
             let needed = volume.needed(Duration::MAX).context("workers do not rest")?;
-            rest.after = self.sample(campaign).map(|sample| (sample, stored, needed));
+            // One that was stopped has had no time to rest.
+            if !campaign.is_given_up() {
+                rest.after = self.sample(campaign).map(|sample| (sample, stored, needed));
+            }
         }
         rest.end = Some(events.end()?);
         campaign.say(&format!("{}: unmounted, checked, collected and compared", volume.name));

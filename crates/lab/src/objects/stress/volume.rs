@@ -169,7 +169,8 @@ impl Volume {
     /// If it fails, in its words.
     pub(super) fn verb_once(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let output = self.command(arguments).output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
+        // What `fsck --json` finds is on standard output.
+        let said = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
         ensure!(output.status.success(), "{}: {}: {}", arguments.join(" "), output.status, said.trim());
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
