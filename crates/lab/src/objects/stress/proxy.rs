@@ -122,6 +122,9 @@ fn serve(client: &TcpStream, shared: &Shared) -> std::io::Result<()> {
                 }
                 Outage::Refusing => {
                     say(client, &refusal("503 Service Unavailable"))?;
+                    if request.is_last {
+                        return client.shutdown(Shutdown::Both);
+                    }
                     continue;
                 }
             }
@@ -130,6 +133,9 @@ fn serve(client: &TcpStream, shared: &Shared) -> std::io::Result<()> {
         match fault {
             Fault::Refused(status) => {
                 say(client, &refusal(status))?;
+                if request.is_last {
+                    return client.shutdown(Shutdown::Both);
+                }
                 continue;
             }
             Fault::Reset => return reset(client),
