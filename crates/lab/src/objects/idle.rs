@@ -2,8 +2,8 @@
 //!
 //! A process for each size, and all of them idle in one and the same window. It begins when no
 //! volume has sent anything but the question for its lease for a while; in a whole run it is longer
-//! than twice the period of the slowest background work (300 s: collection of garbage, look for a
-//! newer manifest). Memory of a volume is what a process has more than the one with one volume.
+//! than twice the period of the collection of garbage (300 s); each volume looks for a newer manifest
+//! once an hour as well. Memory of a volume is what a process has more than the one with one volume.
 
 use std::collections::HashMap;
 use std::fs;

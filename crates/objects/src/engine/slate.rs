@@ -172,8 +172,9 @@ impl SlateEngine {
     ) -> Result<Self> {
         let settings = Settings {
             flush_interval: None,
-            // Nobody else writes, and merges of this process are read when they end.
-            manifest_poll_interval: Duration::from_secs(300),
+            // Nobody else writes, and merges of this process are read when they end. Who has taken the
+            // volume over, the lease says.
+            manifest_poll_interval: Duration::from_secs(3600),
             manifest_update_timeout: Duration::from_secs(60),
             l0_sst_size_bytes: TABLE_BYTES,
             max_unflushed_bytes: 4 * TABLE_BYTES,
