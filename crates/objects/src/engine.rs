@@ -26,6 +26,8 @@ use crate::log::object::ROW_OVERHEAD;
 use crate::rows::{self, ExtentRow, Object, Totals, Usage};
 
 pub(crate) use clock::Clock;
+#[cfg(test)]
+pub(crate) use compaction::TABLES_MAX;
 pub(crate) use family::with_parents;
 pub(crate) use follow::{FollowEngine, Tables, TablesOf, View};
 pub(crate) use inventory::{Inventory, missing_tables};

@@ -353,6 +353,11 @@ impl Mounted {
         self.log.epoch()
     }
 
+    #[cfg(test)]
+    pub(crate) fn engine(&self) -> &SlateEngine {
+        self.engine.as_ref().expect("it is written to")
+    }
+
     pub(crate) fn tree(&self) -> &Arc<Tree> {
         &self.tree
     }
@@ -389,6 +394,8 @@ impl Mounted {
         let (Some(engine), Some(held), false) = (&self.engine, &self.held, here) else {
             return self.tree.engine.close().await;
         };
+        // Merges write manifests, too, and are the holder's.
+        engine.end_merging().await;
         let mut close = pin!(self.tree.engine.close());
         tokio::select! {
             biased;

@@ -24,6 +24,11 @@ impl Default for Clock {
 }
 
 impl Clock {
+    /// As [`raise`](Self::raise), of a time that is never negative.
+    pub(crate) fn raise_to(&self, millis: u64) {
+        self.raise(i64::try_from(millis).unwrap_or(i64::MAX));
+    }
+
     /// From now on the time is `millis` or later.
     pub(crate) fn raise(&self, millis: i64) {
         // ORDERING: Relaxed, a bound that only grows; nothing else is published with it.

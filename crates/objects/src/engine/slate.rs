@@ -15,13 +15,13 @@ use slatedb::admin::AdminBuilder;
 use slatedb::config::{CloseOptions, DbReaderOptions, FlushOptions, FlushType, ScanOptions, Settings};
 use slatedb::{Db, DbIterator, DbReader, DbReaderMode, PathResolver, VersionedManifest, WriteBatch};
 use store::{Error, ErrorKind, Result};
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::cache::TableCache;
 use super::clock::Clock;
-use super::compaction::{Compaction, TABLES_MAX, TABLES_URGENT};
+use super::compaction::{Compaction, Opening, TABLES_MAX};
 use super::sums::Sums;
 use super::{BATCH_BYTES_MAX, Batch, Engine};
 use crate::codec::Codec;
@@ -36,8 +36,6 @@ use crate::rows::{self, Totals, Usage};
 
 /// Rows in memory before they become a table.
 const TABLE_BYTES: usize = 32 << 20;
-/// So many times the tables may be there that are merged in a hurry.
-const OPENINGS_MAX: usize = 16;
 /// Commits that are on their way at a time; those who come meanwhile share the next.
 const COMMITS: usize = 4;
 
@@ -50,7 +48,7 @@ pub(crate) struct SlateEngine {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) root: Path,
     pub(super) path: Path,
-    pub(super) clock: Arc<Clock>,
+    pub(crate) clock: Arc<Clock>,
     /// Held while tables are merged, and while it is read which of them are in use.
     pub(super) turn: Arc<AsyncMutex<()>>,
     /// Held while a snapshot is made: what it needs is not known before it is there.
@@ -59,9 +57,12 @@ pub(crate) struct SlateEngine {
     pub(super) begun_with: u64,
     /// The tables of manifests that snapshots keep.
     pub(super) kept: Mutex<BTreeMap<u64, Arc<Vec<String>>>>,
+    compaction: Arc<Compaction>,
     /// Ends the merging of tables.
     stop: CancellationToken,
     merging: Mutex<Option<JoinHandle<()>>>,
+    /// Whether there was room for the last tables, once the merging has ended.
+    has_room: OnceCell<bool>,
 }
 
 impl fmt::Debug for SlateEngine {
@@ -178,10 +179,8 @@ impl SlateEngine {
             manifest_update_timeout: Duration::from_secs(60),
             l0_sst_size_bytes: TABLE_BYTES,
             max_unflushed_bytes: 4 * TABLE_BYTES,
-            // An opening writes a table and waits while there are too many, and they are merged after it
-            // alone: a volume that is opened again and again, for a second each time, has more for a while.
-            l0_max_ssts: OPENINGS_MAX * TABLES_MAX,
-            l0_max_ssts_per_key: OPENINGS_MAX * TABLES_MAX,
+            l0_max_ssts: TABLES_MAX,
+            l0_max_ssts_per_key: TABLES_MAX,
             compactor_options: None,
             garbage_collector_options: None,
             ..Settings::default()
@@ -190,33 +189,27 @@ impl SlateEngine {
         let store: Arc<dyn ObjectStore> = Arc::clone(&engine_store) as _;
         let (root, path) = (root.clone(), engine_path(root));
         let turn = Arc::new(AsyncMutex::new(()));
-        let merging = Compaction {
+        let compaction = Arc::new(Compaction {
             store: Arc::clone(&store),
             path: path.clone(),
             codec: codec.clone(),
             clock: Arc::clone(&clock),
             turn: Arc::clone(&turn),
-        };
+        });
+        let log_init =
+            LogInit { log: Arc::clone(&log), nonce, clock: Arc::clone(&clock), earlier: Mutex::new(earlier) };
         let builder = Db::builder(path.clone(), Arc::clone(&store))
             .with_settings(settings)
             .with_system_clock(Arc::clone(&clock) as _)
             .with_db_cache(Arc::new(TableCache::default()), 0)
             .with_merge_operator(Arc::new(Sums))
             .with_block_transformer(Arc::new(Blocks::new(codec)))
-            .with_wal_writer(Box::new(LogInit {
-                log: Arc::clone(&log),
-                nonce,
-                clock: Arc::clone(&clock),
-                earlier: Mutex::new(earlier),
-            }));
+            .with_wal_writer(Box::new(Opening { log: log_init, merging: Arc::clone(&compaction) }));
         // Of two processes that saw this epoch, or both none, one opens the engine.
         let db =
             builder.with_expected_epoch(epoch.unwrap_or(0)).build().await.map_err(|error| plain(&error))?;
         let stop = CancellationToken::new();
-        if db.manifest().l0().len() >= TABLES_URGENT {
-            merging.run(&db, &stop).await;
-        }
-        let merging = tokio::spawn(merging.keep(db.clone(), stop.clone()));
+        let merging = tokio::spawn(Arc::clone(&compaction).keep(db.clone(), stop.clone()));
         let (making, kept, begun_with) = (AsyncMutex::new(()), Mutex::default(), log.parents().manifest());
         Ok(Self {
             db,
@@ -230,9 +223,29 @@ impl SlateEngine {
             making,
             begun_with,
             kept,
+            compaction,
             stop,
             merging: Mutex::new(Some(merging)),
+            has_room: OnceCell::new(),
         })
+    }
+
+    /// Ends the merging of tables. Whether there is room for the last ones, which nothing else makes from
+    /// here on: where there is none, their rows stay in the log.
+    pub(crate) async fn end_merging(&self) -> bool {
+        let ended = async {
+            self.stop.cancel();
+            let merging = self.merging.lock().take();
+            if let Some(merging) = merging {
+                let _it_ended = merging.await;
+            }
+            let has_room = self.compaction.make_room_to_close(&self.db).await;
+            if !has_room {
+                tracing::warn!("tables of metadata are not merged: the next holder reads the log");
+            }
+            has_room
+        };
+        *self.has_room.get_or_init(|| ended).await
     }
 
     /// Waits until a manifest is on its way that was not when this was called.
@@ -327,15 +340,12 @@ impl Engine for SlateEngine {
     }
 
     async fn close(&self) -> Result<()> {
-        self.stop.cancel();
-        let merging = self.merging.lock().take();
-        if let Some(merging) = merging {
-            let _it_ended = merging.await;
-        }
-        let mut written = self.write_tables().await;
+        let has_room = self.end_merging().await;
+        let write = async || if has_room { self.write_tables().await } else { self.commit().await };
+        let mut written = write().await;
         if written.is_ok() && self.log.has_open() {
             // Written since by a task that has not ended: nobody waits for it, and it is not lost.
-            written = self.write_tables().await;
+            written = write().await;
         }
         if written.is_ok() {
             self.engine_store.close();

@@ -58,6 +58,7 @@ pub(super) struct World {
     late: Mutex<Vec<Late>>,
     is_healed: AtomicBool,
     bytes: AtomicUsize,
+    requests: AtomicUsize,
     /// PUTs whose names have one of these in them wait.
     held: Mutex<Vec<String>>,
     /// Those that wait.
@@ -69,9 +70,15 @@ impl World {
     pub(super) fn new(seed: u64) -> Arc<Self> {
         let random = Mutex::new(Random::new(!seed));
         let (objects, late) = (InMemory::new(), Mutex::default());
-        let (is_healed, bytes) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let (is_healed, bytes, requests) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
         let (held, waiting, let_go) = (Mutex::default(), Mutex::default(), Notify::new());
-        Arc::new(Self { objects, random, late, is_healed, bytes, held, waiting, let_go })
+        Arc::new(Self { objects, random, late, is_healed, bytes, requests, held, waiting, let_go })
+    }
+
+    /// Another bucket with the objects of this one.
+    pub(super) fn copied(&self, seed: u64) -> Arc<Self> {
+        let copy = Self { objects: self.objects.fork(), ..Arc::into_inner(Self::new(seed)).expect("new") };
+        Arc::new(copy)
     }
 
     /// From now on PUTs wait whose names have one of `parts` in them, and no others.
@@ -109,12 +116,20 @@ impl World {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Requests that were sent to it so far, but for listings.
+    pub(super) fn requests(&self) -> usize {
+        // ORDERING: as above.
+        self.requests.load(Ordering::Relaxed)
+    }
+
     fn below(&self, n: usize) -> usize {
         self.random.lock().below(n)
     }
 
     /// What becomes of a request.
     fn fate(&self) -> Fate {
+        // ORDERING: as above.
+        self.requests.fetch_add(1, Ordering::Relaxed);
         // ORDERING: as above.
         if self.is_healed.load(Ordering::Relaxed) {
             return Fate::Answered;

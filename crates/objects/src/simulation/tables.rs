@@ -3,11 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use object_store::ObjectStore;
+use slatedb::admin::AdminBuilder;
+use store::SetXattr;
+
 use super::faults::{FaultyObjects, World};
 use super::host::{CREATOR, FILE, ROOT, name, observe};
 use crate::bucket::{Bucket, Patience};
 use crate::mount::{MountOptions, Mounted};
 use crate::newest_manifest::newest_manifest;
+use crate::object_names::engine_path;
 
 pub(super) async fn open(world: &Arc<World>, nonce: u8) -> Arc<Mounted> {
     let bucket = Bucket::new(Arc::new(FaultyObjects::new(world, Arc::default())), "v".into());
@@ -68,3 +73,44 @@ fn tables_are_merged() {
         });
     }
 }
+
+/// Tables that are not merged.
+async fn unmerged(world: &Arc<World>) -> usize {
+    let store: Arc<dyn ObjectStore> = Arc::new(FaultyObjects::new(world, Arc::default()));
+    let admin = AdminBuilder::new(engine_path(&"v".into()), store).build();
+    admin.read_manifest(None).await.expect("it can be read").map_or(0, |manifest| manifest.l0().len())
+}
+
+/// What an opening takes by the number of tables that it finds: requests, and time if each request takes
+/// 60 ms.
+/// `cargo test -p watertight-objects --lib simulation::tables::what_an_opening_takes -- --ignored --nocapture`
+#[test]
+#[ignore = "it prints figures"]
+fn what_an_opening_takes() {
+    let world = World::new(1);
+    world.heal();
+    let mut nonce = 0;
+    for tables in [1, 7, 8, 31, 63] {
+        alone(async {
+            let mounted = open(&world, nonce).await;
+            while unmerged(&world).await < tables {
+                mounted.tree().set_xattr(ROOT, "user.n".as_ref(), b"1", SetXattr::Any).await.expect("set");
+                mounted.engine().write_tables().await.expect("written");
+            }
+        });
+        let (before, took) = (
+            world.requests(),
+            alone(async {
+                let begun = tokio::time::Instant::now();
+                let mounted = open(&world, nonce + 1).await;
+                let took = begun.elapsed();
+                drop(mounted);
+                took
+            }),
+        );
+        println!("{tables} tables: {} requests, {took:?}", world.requests() - before);
+        nonce += 2;
+    }
+}
+
+mod schedules;
