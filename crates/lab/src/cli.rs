@@ -105,13 +105,17 @@ fn choose(arguments: &Arguments) -> Result<(&'static Experiment, Settings), Stri
         let known = experiments::ALL.map(|experiment| experiment.name);
         format!("no experiment is named `{name}`; there are: {}", known.join(", "))
     })?;
+    let mut scenarios = subset(&arguments.scenario, experiment.scenarios, "scenario", name)?;
+    if arguments.scenario.is_empty() {
+        scenarios.retain(|scenario| !experiment.campaigns.contains(scenario));
+    }
     let settings = Settings {
         quick: arguments.quick,
         runs: arguments.runs.map(usize::from),
         minutes: arguments.minutes,
         seed: arguments.seed,
         variants: subset(&arguments.variant, experiment.variants, "variant", name)?,
-        scenarios: subset(&arguments.scenario, experiment.scenarios, "scenario", name)?,
+        scenarios,
         source: arguments.source.clone(),
         program: arguments.program.clone(),
         stop: Stop::default(),
@@ -266,5 +270,9 @@ mod tests {
         assert_eq!(settings.variants, ["default", "tmpfs"]);
         assert_eq!(settings.scenarios, experiment.scenarios);
         assert!(!settings.quick);
+        let (experiment, settings) = choose(&parse("objects")).unwrap();
+        assert!(experiment.campaigns.iter().all(|campaign| !settings.scenarios.contains(campaign)));
+        let (_, settings) = choose(&parse("objects --scenario files-10m")).unwrap();
+        assert_eq!(settings.scenarios, ["files-10m"]);
     }
 }

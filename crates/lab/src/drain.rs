@@ -50,6 +50,7 @@ pub(crate) static EXPERIMENT: Experiment = Experiment {
     question: "what does an unmount wait for?",
     variants: &VARIANTS,
     scenarios: &scenario::ALL.names(),
+    campaigns: &[],
     baseline: None,
     run,
 };

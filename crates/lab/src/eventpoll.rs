@@ -39,6 +39,7 @@ pub(crate) static EXPERIMENT: Experiment = Experiment {
     question: "how many events get through, and who holds up whom?",
     variants: &VARIANTS,
     scenarios: &scenario::ALL.names(),
+    campaigns: &[],
     baseline: None,
     run,
 };

@@ -19,6 +19,8 @@ pub(crate) struct Experiment {
     pub(crate) variants: &'static [&'static str],
     /// All scenarios, in the order of the table.
     pub(crate) scenarios: &'static [&'static str],
+    /// Those of them that run only where they are named: they take hours.
+    pub(crate) campaigns: &'static [&'static str],
     /// The baseline of the ratios in the tables, if it is not the default.
     pub(crate) baseline: Option<fn() -> Baseline>,
     /// Runs every chosen scenario with every chosen variant, interleaved, and records the results.

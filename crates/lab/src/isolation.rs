@@ -109,6 +109,7 @@ pub(crate) static EXPERIMENT: Experiment = Experiment {
     question: "what does a neighbour cost a healthy volume?",
     variants: &VARIANTS,
     scenarios: &SCENARIOS,
+    campaigns: &[],
     baseline: Some(baseline),
     run,
 };

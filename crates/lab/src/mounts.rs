@@ -45,6 +45,7 @@ pub(crate) static EXPERIMENT: Experiment = Experiment {
     question: "what does an unmount cost, and what does it promise?",
     variants: &VARIANTS,
     scenarios: &scenario::ALL.names(),
+    campaigns: &[],
     baseline: None,
     run,
 };

@@ -6,7 +6,9 @@
 //! conditional PUT after each fsync that it is compared with.
 
 mod bucket;
+mod cloning;
 pub(crate) mod cost;
+mod dead_host;
 mod delay;
 mod fsyncs;
 mod growth;
@@ -15,39 +17,37 @@ mod reach;
 mod requests;
 pub(crate) mod stress;
 mod subject;
+mod untar;
 mod variants;
+mod warm;
 
-use std::fs::{self, File};
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
-
-use anyhow::{Context as _, ensure};
+use std::fs::File;
+use std::path::Path;
+use std::time::Duration;
 
 use crate::experiment::{Experiment, Settings};
 use crate::progress::Progress;
-use crate::report::{Metric, Recorder};
+use crate::report::Recorder;
 use bucket::Server;
 use fsyncs::{TOOK_US, fsyncs, synced_blocks};
-use growth::{PUTS, REQUESTS, UMOUNT_MS};
 use subject::Subject;
+use untar::Archive;
 use variants::{VARIANTS, is_mounted, mount_of};
 
 const FSYNC: &str = "fsync-4k";
-const UNTAR: &str = "untar-1000";
-const LARGE: &str = "untar-128M";
 
-const TOOK_MS: Metric = Metric::new("until_unmounted", "ms");
-const MISSING: Metric = Metric::new("bytes_missing", "B");
-
-const OWN: [&str; 10] = [
+const OWN: [&str; 15] = [
     FSYNC,
-    UNTAR,
-    LARGE,
+    untar::COMPARED[0],
+    untar::COMPARED[1],
+    untar::AFAR,
+    warm::WARM,
+    dead_host::DEAD_HOST,
+    cloning::CLONE,
     growth::SIZES[0].0,
     growth::SIZES[1].0,
     growth::SIZES[2].0,
+    growth::CAMPAIGN.0,
     growth::OVERWRITE,
     idle::SIZES[0].0,
     idle::SIZES[1].0,
@@ -67,30 +67,18 @@ pub(crate) static EXPERIMENT: Experiment = Experiment {
     question: "what does a volume in a bucket cost, in the server's own requests?",
     variants: &VARIANTS,
     scenarios: &SCENARIOS,
+    campaigns: &[growth::CAMPAIGN.0],
     baseline: None,
     run,
 };
-
-/// Files of an archive, in a hundred directories, and their sizes in turn.
-struct Files {
-    number: u32,
-    sizes: &'static [u64],
-}
-
-/// As sources have them.
-const SMALL_FILES: Files =
-    Files { number: 1000, sizes: &[120, 900, 2_100, 3_300, 4_096, 7_000, 14_000, 61_440] };
-const LARGE_FILES: Files = Files { number: 32, sizes: &[4 << 20] };
 
 fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> anyhow::Result<Vec<String>> {
     let program = crate::volumes::ours::program(settings).map_err(anyhow::Error::msg)?;
     let scratch = tempfile::Builder::new().prefix("watertight-lab.").tempdir()?;
     let server = Server::new(scratch.path())?;
     let mut archives = Vec::new();
-    for (scenario, files) in [(UNTAR, SMALL_FILES), (LARGE, LARGE_FILES)] {
-        if settings.scenarios.contains(&scenario) {
-            archives.push(Archive::new(scenario, &files, scratch.path()).context("cannot make an archive")?);
-        }
+    for scenario in untar::COMPARED.into_iter().filter(|scenario| settings.scenarios.contains(scenario)) {
+        archives.push(Archive::of(scenario, scratch.path())?);
     }
     idle::measure(settings, (&program, &server, scratch.path()), progress, recorder)?;
     if settings.scenarios.iter().all(|scenario| idle::is_one(scenario)) {
@@ -127,8 +115,9 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
             progress.now(&format!("{scenario} on {variant}"));
             let name = format!("{scenario}-{variant}-{round}").to_lowercase();
             let subject = mount_of(variant, chosen, &name);
-            if let Err(error) = subject.and_then(|subject| untar(variant, &subject, archive, recorder)) {
-                recorder.absent(scenario, variant, TOOK_MS, &format!("{error:#}"));
+            if let Err(error) = subject.and_then(|subject| untar::untar(variant, &subject, archive, recorder))
+            {
+                recorder.absent(scenario, variant, growth::TOOK_MS, &format!("{error:#}"));
             }
         }
         progress.done(Duration::from_secs(10));
@@ -152,12 +141,26 @@ fn volumes_of_ours(
     if !settings.variants.contains(&"default") {
         return Ok(());
     }
-    for (scenario, files) in growth::SIZES {
+    let chosen = (program, server, scratch);
+    let is_chosen = |scenario| settings.scenarios.contains(&scenario) && !settings.stop.is_set();
+    if is_chosen(untar::AFAR) {
+        untar::afar(chosen, round, progress, recorder)?;
+    }
+    if is_chosen(warm::WARM) {
+        warm::measure(chosen, round, progress, recorder)?;
+    }
+    if is_chosen(dead_host::DEAD_HOST) {
+        dead_host::measure(chosen, round, progress, recorder)?;
+    }
+    if is_chosen(cloning::CLONE) {
+        cloning::measure(chosen, round, progress, recorder)?;
+    }
+    for (scenario, files) in growth::SIZES.into_iter().chain([growth::CAMPAIGN]) {
         if settings.scenarios.contains(&scenario) {
             progress.now(scenario);
             let name = format!("{scenario}-{round}");
             let subject = Subject::ours(program, server, scratch, &name)?;
-            growth::grow(scenario, files, &subject, (server, &name), recorder)?;
+            growth::grow(scenario, files, &subject, (server, &name), progress, recorder)?;
         }
     }
     if settings.scenarios.contains(&growth::OVERWRITE) {
@@ -166,38 +169,6 @@ fn volumes_of_ours(
         growth::overwrite(&subject, (server, &name), progress, recorder)?;
     }
     Ok(())
-}
-
-/// A tree, and an archive of it.
-struct Archive {
-    scenario: &'static str,
-    tree: PathBuf,
-    file: PathBuf,
-}
-
-impl Archive {
-    fn new(scenario: &'static str, files: &Files, scratch: &Path) -> anyhow::Result<Self> {
-        let tree = scratch.join(format!("{scenario}.d"));
-        for number in 0..files.number {
-            let directory = tree.join(format!("d{:02}", number % 100));
-            fs::create_dir_all(&directory)?;
-            // Nothing that a program could make smaller.
-            let mut data = Vec::new();
-            let len = files.sizes[number as usize % files.sizes.len()];
-            File::open("/dev/urandom")?.take(len).read_to_end(&mut data)?;
-            fs::write(directory.join(format!("file-{number:04}")), data)?;
-        }
-        let file = scratch.join(format!("{scenario}.tar"));
-        let made = Command::new("tar").arg("-cf").arg(&file).arg("-C").arg(&tree).arg(".").status()?;
-        ensure!(made.success(), "tar: {made}");
-        Ok(Self { scenario, tree, file })
-    }
-
-    fn unpack(&self, into: &Path) -> anyhow::Result<()> {
-        let unpacked = Command::new("tar").arg("-xf").arg(&self.file).arg("-C").arg(into).status()?;
-        ensure!(unpacked.success(), "tar: {unpacked}");
-        Ok(())
-    }
 }
 
 /// The same with `fsync_to=host`: an fsync waits for a journal beside the scratch files.
@@ -214,50 +185,4 @@ fn fsyncs_of_a_disk(scratch: &Path, recorder: &mut Recorder) -> anyhow::Result<(
     let file = File::create(scratch.join("disk"))?;
     recorder.operations_us(FSYNC, "disk", TOOK_US, &synced_blocks(&file)?);
     Ok(())
-}
-
-fn untar(variant: &str, subject: &Subject, archive: &Archive, recorder: &mut Recorder) -> anyhow::Result<()> {
-    let scenario = archive.scenario;
-    let mounted = subject.mount()?;
-    let begun = Instant::now();
-    archive.unpack(mounted.path())?;
-    let unpacked = begun.elapsed();
-    mounted.unmount()?;
-    let took = begun.elapsed();
-    let missing = subject.bytes_missing(&archive.tree)?;
-    let millis = |took: Duration| took.as_secs_f64() * 1000.0;
-    recorder.value(scenario, variant, TOOK_MS, millis(took));
-    recorder.value(scenario, variant, UMOUNT_MS, millis(took - unpacked));
-    recorder.value(scenario, variant, MISSING, missing as f64);
-    if variant == "default" {
-        count_requests(variant, subject, archive, recorder)?;
-    }
-    Ok(())
-}
-
-/// Once more beside the first: the unmount sends what was written, and after it the program does
-/// not answer.
-fn count_requests(
-    variant: &str,
-    subject: &Subject,
-    archive: &Archive,
-    recorder: &mut Recorder,
-) -> anyhow::Result<()> {
-    let mounted = subject.mount()?;
-    if let Some(before) = mounted.requests()? {
-        let again = mounted.path().join("again");
-        fs::create_dir(&again)?;
-        archive.unpack(&again)?;
-        rustix::fs::syncfs(File::open(&again)?).context("syncfs")?;
-        if let Some(after) = mounted.requests()? {
-            recorder.value(archive.scenario, variant, REQUESTS, (after - before).all() as f64);
-            recorder.value(archive.scenario, variant, PUTS, (after - before).puts as f64);
-            recorder.note(
-                archive.scenario,
-                variant,
-                "requests: of the archive, unpacked again, and a sync of it",
-            );
-        }
-    }
-    mounted.unmount()
 }

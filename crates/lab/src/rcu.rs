@@ -28,6 +28,7 @@ pub(crate) static EXPERIMENT: Experiment = Experiment {
     question: "what do readers, grace periods and callbacks cost?",
     variants: &VARIANTS,
     scenarios: &scenario::ALL.names(),
+    campaigns: &[],
     baseline: None,
     run,
 };

@@ -76,6 +76,7 @@ pub(crate) static EXPERIMENT: Experiment = Experiment {
     question: "what does one more volume cost, among thousands?",
     variants: &VARIANTS,
     scenarios: &SCENARIOS,
+    campaigns: &[],
     baseline: None,
     run,
 };

@@ -69,6 +69,7 @@ pub(crate) static EXPERIMENT: Experiment = Experiment {
     question: "who waits for whom?",
     variants: &VARIANTS,
     scenarios: &SCENARIOS,
+    campaigns: &[],
     baseline: None,
     run,
 };

@@ -49,6 +49,7 @@ pub(crate) static EXPERIMENT: Experiment = Experiment {
     question: "what does a mounted volume cost?",
     variants: &VARIANTS,
     scenarios: &scenario::ALL.names(),
+    campaigns: &[],
     baseline: None,
     run,
 };

@@ -11,6 +11,9 @@ use tokio::runtime::Runtime;
 use super::delay::Delay;
 use crate::stats::Histogram;
 
+/// Objects of the server's own that have a file's bytes, and how many are on their way at a time.
+pub(super) const OBJECT: usize = 8 << 20;
+pub(super) const TOGETHER: usize = 8;
 /// The largest object of the server's own.
 const OBJECT_MAX: u64 = 64 << 20;
 

@@ -44,6 +44,7 @@ pub(crate) static EXPERIMENT: Experiment = Experiment {
     question: "how many requests does each operation on a volume in a bucket send?",
     variants: &[VARIANT],
     scenarios: &Operation::NAMES,
+    campaigns: &[],
     baseline: None,
     run,
 };

@@ -3,6 +3,8 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -16,9 +18,13 @@ use crate::report::{Metric, Recorder};
 /// Volumes of so many files, a thousand in each directory.
 pub(super) const SIZES: [(&str, u32); 3] =
     [("files-1k", 1_000), ("files-10k", 10_000), ("files-100k", 100_000)];
+/// As these, only where it is named: it takes an hour, and 10 GB of disk.
+pub(super) const CAMPAIGN: (&str, u32) = ("files-10m", 10_000_000);
 /// A file whose blocks are overwritten in no order.
 pub(super) const OVERWRITE: &str = "overwrite";
 
+pub(super) const TOOK_MS: Metric = Metric::new("until_unmounted", "ms");
+pub(super) const ROUND_TRIPS: Metric = Metric::new("round_trips", "");
 pub(super) const UMOUNT_MS: Metric = Metric::new("umount", "ms");
 pub(super) const REQUESTS: Metric = Metric::new("requests", "");
 pub(super) const PUTS: Metric = Metric::new("puts", "");
@@ -28,7 +34,7 @@ const LIST_MS: Metric = Metric::new("first_list", "ms");
 const STAT_US: Metric = Metric::new("stat_each", "us");
 const TAKEOVER_MS: Metric = Metric::new("takeover", "ms");
 const CREATE_REQUESTS: Metric = Metric::new("create_requests", "");
-const UMOUNT_REQUESTS: Metric = Metric::new("umount_requests", "");
+pub(super) const UMOUNT_REQUESTS: Metric = Metric::new("umount_requests", "");
 const MOUNT_REQUESTS: Metric = Metric::new("mount_requests", "");
 const LIST_REQUESTS: Metric = Metric::new("list_requests", "");
 const STAT_REQUESTS: Metric = Metric::new("stat_requests", "");
@@ -38,8 +44,13 @@ const RATIO_BEFORE: Metric = Metric::new("stored_per_live_before", "");
 const RATIO: Metric = Metric::new("stored_per_live", "");
 const COLLECT_MS: Metric = Metric::new("gc", "ms");
 
+/// What the program says in the end.
+pub(super) const UNSAID: &str = "the process did not log its requests";
+
 /// Files of a directory.
 const TOGETHER: u32 = 1000;
+/// Threads that make directories of files at a time.
+const MAKERS: u32 = 4;
 const BLOCK: usize = 64 << 10;
 /// Of the file that is overwritten, and how often that is as a whole.
 const BLOCKS: u64 = 1024;
@@ -53,6 +64,7 @@ pub(super) fn grow(
     files: u32,
     subject: &Subject,
     (server, name): (&Server, &str),
+    progress: &Progress,
     recorder: &mut Recorder,
 ) -> anyhow::Result<()> {
     let variant = "default";
@@ -62,15 +74,13 @@ pub(super) fn grow(
     let mounted = subject.mount()?;
     let opened = mounted.requests_so_far()?;
     let begun = Instant::now();
-    for directory in 0..files / TOGETHER {
-        make_files(&mounted.path().join(format!("d{directory}")))?;
-    }
+    make_all(mounted.path(), files / TOGETHER, progress)?;
     value(CREATE_US, each(begun, files));
     let made = mounted.requests_so_far()?;
     value(CREATE_REQUESTS, (made - opened).all() as f64);
     let (took, sent) = mounted.unmount_and_count()?;
     value(UMOUNT_MS, millis(took));
-    value(UMOUNT_REQUESTS, (sent.context("the process did not log its requests")? - made).all() as f64);
+    value(UMOUNT_REQUESTS, (sent.context(UNSAID)? - made).all() as f64);
     value(STORED, server.bytes(name)? as f64);
     let begun = Instant::now();
     let mounted = subject.mount()?;
@@ -118,6 +128,30 @@ pub(super) fn grow(
          process that does not answer, which has synced 1000 more files",
     );
     Ok(())
+}
+
+/// So many directories of empty files, by several threads.
+fn make_all(at: &Path, directories: u32, progress: &Progress) -> anyhow::Result<()> {
+    let next = AtomicU32::new(0);
+    let one = || {
+        loop {
+            // ORDERING: Relaxed; the counter hands out names, and publishes nothing.
+            let directory = next.fetch_add(1, Ordering::Relaxed);
+            if directory >= directories {
+                return anyhow::Ok(());
+            }
+            make_files(&at.join(format!("d{directory}")))?;
+            if directory % 100 == 99 {
+                progress.now(&format!("{} files are made", (directory + 1) * TOGETHER));
+            }
+        }
+    };
+    thread::scope(|scope| {
+        let makers: Vec<_> = (0..MAKERS.min(directories)).map(|_| scope.spawn(one)).collect();
+        makers
+            .into_iter()
+            .try_for_each(|maker| maker.join().unwrap_or_else(|_| anyhow::bail!("a maker panicked")))
+    })
 }
 
 /// A directory of empty files.

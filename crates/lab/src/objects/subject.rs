@@ -44,6 +44,12 @@ enum Kind {
     },
 }
 
+/// A process whose mount is gone.
+pub(super) struct Unmounted {
+    process: Process,
+    log: PathBuf,
+}
+
 /// A mount of a subject.
 pub(super) struct Mounted {
     process: Process,
@@ -343,10 +349,18 @@ impl Mounted {
     /// If umount(8) fails, or the process does not end.
     pub(super) fn unmount_and_count(self) -> anyhow::Result<(Duration, Option<Requests>)> {
         let begun = Instant::now();
-        umount(&self.at)?;
+        let unmounted = self.leave()?;
         let took = begun.elapsed();
-        self.process.stop()?;
-        Ok((took, Requests::logged(&fs::read_to_string(&self.log)?)))
+        Ok((took, unmounted.requests()?))
+    }
+
+    /// umount(8) alone.
+    ///
+    /// # Errors
+    /// If umount(8) fails.
+    pub(super) fn leave(self) -> anyhow::Result<Unmounted> {
+        umount(&self.at)?;
+        Ok(Unmounted { process: self.process, log: self.log })
     }
 
     /// umount(8), and its process's end.
@@ -358,6 +372,17 @@ impl Mounted {
         // What it does from here on is not waited for, as nobody does.
         std::thread::spawn(move || self.process.stop());
         Ok(())
+    }
+}
+
+impl Unmounted {
+    /// All requests of the process, whose end is waited for.
+    ///
+    /// # Errors
+    /// If the process does not end.
+    pub(super) fn requests(self) -> anyhow::Result<Option<Requests>> {
+        self.process.stop()?;
+        Ok(Requests::logged(&fs::read_to_string(&self.log)?))
     }
 }
 

@@ -4,15 +4,26 @@ use std::path::Path;
 
 use super::bucket::Server;
 use super::subject::Subject;
+use super::warm::DIRECTORY;
 
-pub(super) const VARIANTS: [&str; 9] =
-    ["default", "server", "journal", "disk", "accept", "recover", "rclone", "juicefs", "juicefs-writeback"];
-/// Those that an fsync alone is measured of.
-const FSYNC_ALONE: [&str; 3] = ["server", "journal", "disk"];
+pub(super) const VARIANTS: [&str; 10] = [
+    "default",
+    "server",
+    "journal",
+    "disk",
+    DIRECTORY,
+    "accept",
+    "recover",
+    "rclone",
+    "juicefs",
+    "juicefs-writeback",
+];
+/// Those that no tree is put into.
+const ALONE: [&str; 4] = ["server", "journal", "disk", DIRECTORY];
 
-/// Whether a variant is a file system.
+/// Whether a variant is a file system that is compared with all of ours.
 pub(super) fn is_mounted(variant: &str) -> bool {
-    !FSYNC_ALONE.contains(&variant)
+    !ALONE.contains(&variant)
 }
 
 /// A new volume of ours, or of a peer's.

@@ -19,10 +19,9 @@ use super::{DELETES, EXPERIMENT, GETS, LISTS, PUTS};
 use crate::page_blocks;
 use crate::report::{Document, Metric, Row, figure};
 
-/// The results of growth and of idle volumes.
-const OBJECTS: &str = "objects";
-/// Files of the volume that is too large to be measured here.
-const TOO_MANY: f64 = 1e7;
+/// The results of growth and of idle volumes, where they have a run of their own, and else.
+const GROWTH: [&str; 2] = ["objects-growth", "objects"];
+const IDLE: [&str; 2] = ["objects-idle", "objects"];
 
 /// Until a run is published.
 const NONE_YET: &str = "No published run has these rows yet.\n";
@@ -40,10 +39,15 @@ fn block(name: &str, documents: &Documents) -> anyhow::Result<String> {
         "prices" => Ok(prices()),
         "operations" => documents.get(EXPERIMENT.name).map_or_else(|| Ok(NONE_YET.to_owned()), operations),
         "examples" => Ok(examples()),
-        "growth" => Ok(documents.get(OBJECTS).map_or_else(|| NONE_YET.to_owned(), growth)),
-        "idle" => Ok(documents.get(OBJECTS).map_or_else(|| NONE_YET.to_owned(), idle)),
+        "growth" => Ok(first(documents, GROWTH).map_or_else(|| NONE_YET.to_owned(), growth)),
+        "idle" => Ok(first(documents, IDLE).map_or_else(|| NONE_YET.to_owned(), idle)),
         _ => bail!("there is no block `{name}`; there are: prices, operations, examples, growth, idle"),
     }
+}
+
+/// The first of these that is there.
+fn first<'a>(documents: &'a Documents, names: [&str; 2]) -> Option<&'a Document> {
+    names.into_iter().find_map(|name| documents.get(name))
 }
 
 fn prices() -> String {
@@ -130,7 +134,10 @@ fn growth(document: &Document) -> String {
     for (_, files) in sizes {
         let _ = write!(text, " {} files |", count(f64::from(files)));
     }
-    let _ = write!(text, " {} files, extrapolated |\n|---|", count(TOO_MANY));
+    let campaign = super::super::growth::CAMPAIGN;
+    let is_measured = metrics.iter().all(|metric| value(campaign.0, metric).is_some());
+    let how = if is_measured { "" } else { ", extrapolated" };
+    let _ = write!(text, " {} files{how} |\n|---|", count(f64::from(campaign.1)));
     text.push_str(&"---:|".repeat(sizes.len() + 1));
     text.push('\n');
     for metric in metrics {
@@ -142,15 +149,19 @@ fn growth(document: &Document) -> String {
         for (_, value) in &values {
             let _ = write!(text, " {} |", figure(*value));
         }
-        let _ = writeln!(text, " {} |", prolonged(&values).map_or_else(String::new, count));
+        let last = match value(campaign.0, metric).filter(|_| is_measured) {
+            Some(measured) => figure(measured),
+            None => prolonged(&values, campaign.1.into()).map_or_else(String::new, count),
+        };
+        let _ = writeln!(text, " {last} |");
     }
     text
 }
 
-/// What a line through the last two points says of too many files.
-fn prolonged(points: &[(f64, f64)]) -> Option<f64> {
+/// What a line through the last two points says of so many files.
+fn prolonged(points: &[(f64, f64)], files: f64) -> Option<f64> {
     let [.., (x0, y0), (x1, y1)] = points else { return None };
-    Some((y1 + (y1 - y0) / (x1 - x0) * (TOO_MANY - x1)).max(*y1))
+    Some((y1 + (y1 - y0) / (x1 - x0) * (files - x1)).max(*y1))
 }
 
 fn idle(document: &Document) -> String {
@@ -241,8 +252,8 @@ mod tests {
     #[test]
     fn growth_is_prolonged_and_never_shrinks() {
         let line = [(1e3, 5.0), (1e4, 10.0), (1e5, 100.0)];
-        assert!((prolonged(&line).unwrap() - 10_000.0).abs() < 1.0);
-        assert_eq!(prolonged(&[(1e4, 12.0), (1e5, 10.0)]), Some(10.0));
-        assert_eq!(prolonged(&[(1e4, 12.0)]), None);
+        assert!((prolonged(&line, 1e7).unwrap() - 10_000.0).abs() < 1.0);
+        assert_eq!(prolonged(&[(1e4, 12.0), (1e5, 10.0)], 1e7), Some(10.0));
+        assert_eq!(prolonged(&[(1e4, 12.0)], 1e7), None);
     }
 }
