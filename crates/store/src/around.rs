@@ -204,6 +204,9 @@ impl<A: Around> Store for AroundStore<A> {
     fn keeps_nameless(&self) -> bool {
         self.inner.keeps_nameless()
     }
+    fn write_behind_bytes(&self) -> Option<u64> {
+        self.inner.write_behind_bytes()
+    }
     fn lists_by_order(&self) -> bool {
         self.inner.lists_by_order()
     }

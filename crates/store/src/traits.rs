@@ -248,6 +248,13 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         Err(Error::new(ErrorKind::Unsupported, "key"))
     }
 
+    /// How many bytes of one tenant may rest in a cache above the store: more is better written at once,
+    /// for the way to the medium is long, and is busy that much earlier. `None`, which is the default:
+    /// what rests costs nothing, as the medium has a cache of its own.
+    fn write_behind_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// Whether [`DirEntry::next`] of a directory's entries is true of one opening alone; otherwise it is
     /// the medium's own, and the same for all of them.
     fn lists_by_order(&self) -> bool {

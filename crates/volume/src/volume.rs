@@ -44,6 +44,7 @@ impl Volume {
             dirty_after: options.dirty_after,
             background_pages: budget.limit() / 2,
             background_inodes: BACKGROUND_INODES.min(store.idle_files_max() / 2),
+            write_behind_bytes: store.write_behind_bytes(),
             retry_pause: options.retry_pause.max(Duration::from_millis(1)),
             clock: Arc::clone(&options.clock),
         };

@@ -46,6 +46,10 @@ struct Rig {
 impl Rig {
     /// Data rests for 5 s; 1 000 pages in all; thresholds at 100 pages and 8 inodes.
     fn new() -> Self {
+        Self::with(None)
+    }
+
+    fn with(write_behind_bytes: Option<u64>) -> Self {
         let clock = Arc::new(ManualClock::default());
         let budget = Budget::new(1000);
         let options = BdiOptions {
@@ -53,6 +57,7 @@ impl Rig {
             dirty_after: Duration::from_secs(5),
             background_pages: 100,
             background_inodes: 8,
+            write_behind_bytes,
             retry_pause: Duration::from_millis(1),
             clock: Arc::clone(&clock) as _,
         };
@@ -158,6 +163,20 @@ fn who_holds_much_is_written_whoever_came_last() {
 }
 
 #[test]
+fn data_of_a_cgroup_above_what_may_rest_is_written_whatever_its_age() {
+    let rig = Rig::with(Some(20 * 4096));
+    rig.dirty(1, 15);
+    rig.dirty_of(OTHER, 10, 20);
+    rig.dirty(2, 5);
+    rig.dirty(3, 1);
+    assert_eq!(rig.writes(), (1, 0), "21 pages are the root's: the oldest first");
+    rig.dirty_of(OTHER, 11, 1);
+    assert_eq!(rig.writes(), (10, 0));
+    assert_eq!(rig.budget.used(), 7, "what is left may rest");
+    assert!(rig.ends_quietly());
+}
+
+#[test]
 fn above_the_threshold_of_inodes_half_is_written_whatever_its_age() {
     let rig = Rig::new();
     for name in 0..9 {
@@ -207,6 +226,7 @@ fn hanging_at_once(flushers: usize) -> usize {
         dirty_after: Duration::ZERO,
         background_pages: 100,
         background_inodes: 100,
+        write_behind_bytes: None,
         retry_pause: Duration::from_millis(1),
         clock: Arc::new(RealClock::default()),
     };
@@ -253,6 +273,7 @@ fn data_is_written_by_its_age_alone() {
         dirty_after: rest,
         background_pages: 100,
         background_inodes: 100,
+        write_behind_bytes: None,
         retry_pause: Duration::from_millis(1),
         clock: Arc::new(RealClock::default()),
     };
@@ -298,6 +319,7 @@ fn what_fails_is_tried_again_after_pauses_that_grow_to_half_a_minute() {
         dirty_after: Duration::ZERO,
         background_pages: 100,
         background_inodes: 100,
+        write_behind_bytes: None,
         retry_pause: Duration::from_secs(1),
         clock: Arc::clone(&clock) as _,
     };

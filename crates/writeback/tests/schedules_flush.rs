@@ -101,6 +101,7 @@ impl Rig {
             dirty_after,
             background_pages: 100,
             background_inodes: 100,
+            write_behind_bytes: None,
             retry_pause: Duration::from_secs(1),
             clock: Arc::new(ManualClock::default()),
         };

@@ -62,6 +62,7 @@ impl Subject {
             dirty_after: Duration::from_secs(5),
             background_pages: 1 << 20,
             background_inodes: 1 << 20,
+            write_behind_bytes: None,
             retry_pause: Duration::from_secs(1),
             clock: Arc::new(RealClock::default()),
         };

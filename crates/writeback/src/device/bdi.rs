@@ -36,6 +36,9 @@ pub struct BdiOptions {
     pub background_pages: u64,
     /// Write without rest above this many dirty inodes: each of them holds descriptors and memory.
     pub background_inodes: usize,
+    /// Write a cgroup's data without rest above this many bytes of it; `None`: its bytes alone are no
+    /// reason to. Analogous to `wb_over_bg_thresh`'s `wb_bg_thresh`.
+    pub write_behind_bytes: Option<u64>,
     /// Pause after the first failed write-back of an inode; doubles up to 32 times with each
     /// further one.
     pub retry_pause: Duration,

@@ -13,14 +13,15 @@ use crate::dirty::limits::{self, Balance, DirtyReservation};
 const PAGE: u64 = 4096;
 
 impl<I: Inode> Bdi<I> {
-    /// Wakes the flushers if the inode's owner is over its background threshold, or if the cache is
-    /// over its own and the owner is one that holds much.
+    /// Wakes the flushers if the inode's owner is over its background threshold, or has more than may
+    /// rest, or if the cache is over its own and the owner is one that holds much.
     pub fn check_background(&self, inode: &I) {
         let over_bg_thresh = self.over_bg_thresh(1);
         if over_bg_thresh {
             self.start_background();
         }
-        if !over_bg_thresh && !self.dirty_limits.is_used() {
+        let has_own_limit = self.dirty_limits.is_used() || self.options.write_behind_bytes.is_some();
+        if !over_bg_thresh && !has_own_limit {
             return;
         }
         let looked = self.wbs.with(&self.switcher.domain().read(), inode.inode_wb().index(), Arc::clone);

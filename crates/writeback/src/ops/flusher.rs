@@ -336,9 +336,10 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// Whether a wb's owner is over a limit of its own.
+    /// Whether a wb has more data than may rest, or its owner is over a limit of its own.
     pub(crate) fn is_urgent(&self, wb: &Wb<I>) -> bool {
-        self.dirty_limits.is_used() && self.is_over_background(wb)
+        self.options.write_behind_bytes.is_some_and(|max| wb.unwritten_bytes() > max)
+            || self.dirty_limits.is_used() && self.is_over_background(wb)
     }
 
     /// The time at which its limits let a wb write.
@@ -432,6 +433,7 @@ mod tests {
             dirty_after: Duration::ZERO,
             background_pages: 1,
             background_inodes: 1,
+            write_behind_bytes: None,
             retry_pause: Duration::from_secs(1),
             clock: Arc::new(RealClock::default()),
         };

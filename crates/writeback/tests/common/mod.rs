@@ -92,6 +92,7 @@ impl Rig {
             dirty_after: Duration::from_secs(5),
             background_pages: 100,
             background_inodes: 1 << 20,
+            write_behind_bytes: None,
             retry_pause: Duration::from_secs(1),
             clock: Arc::clone(&clock) as Arc<dyn Clock>,
         };

@@ -146,6 +146,7 @@ impl Model {
             dirty_after: Duration::from_secs(5),
             background_pages: 1 << 20,
             background_inodes: 1 << 20,
+            write_behind_bytes: None,
             retry_pause: Duration::from_secs(1),
             clock: Arc::clone(clock) as Arc<dyn Clock>,
         };
