@@ -23,6 +23,7 @@
 //! Metadata: one piece, never compressed, otherwise like a chunk. It is bound to the volume and to
 //! the `context` that its writer names, as the object that it is in.
 
+mod encoded;
 mod stored_pieces;
 
 pub use crate::chunk_table::{CHUNK, ChunkTable, EXTENT_MAX};
@@ -38,9 +39,14 @@ use store::{Error, ErrorKind, Result};
 use sync::mutant::is_on;
 
 use crate::chunk_table::{Chunk, corrupt};
+use crate::compression::Attempts;
 use crate::crypto::{self, Cipher, DataKey, NONCE_LEN};
+use encoded::{Chunks, Encoded};
 use stored_pieces::StoredPieces;
 
+/// A chunk that is not longer is copied, also where that is not needed: it costs less than one more
+/// piece of memory on the way to the socket.
+const COPIED_MAX: usize = 16 << 10;
 /// Bytes of a checksum.
 const CRC_LEN: usize = 4;
 
@@ -81,24 +87,47 @@ impl Codec {
     /// When `data` has more than [`EXTENT_MAX`] bytes.
     #[must_use]
     pub fn encode(&self, data: &[u8]) -> (Bytes, ChunkTable) {
-        assert!(data.len() <= EXTENT_MAX as usize, "an extent of {} bytes is too long", data.len());
-        let chunks = data.chunks(CHUNK as usize);
-        let slack = self.0.compression.slack();
-        let mut out = Vec::with_capacity(data.len() + chunks.len() * self.overhead() + slack);
-        let mut nonces = vec![[0; NONCE_LEN]; if self.is_encrypted() { chunks.len() } else { 0 }];
+        let (parts, table) = self.encode_pieces(&[Bytes::copy_from_slice(data)]);
+        (parts.concat().into(), table)
+    }
+
+    /// An extent in its stored form, one part behind the other, of an extent that is in several pieces.
+    /// What is stored as it is, is not copied where a chunk lies in one piece.
+    ///
+    /// # Panics
+    /// When the pieces have more than [`EXTENT_MAX`] bytes.
+    pub(crate) fn encode_pieces(&self, pieces: &[Bytes]) -> (Vec<Bytes>, ChunkTable) {
+        let len: usize = pieces.iter().map(Bytes::len).sum();
+        assert!(len <= EXTENT_MAX as usize, "an extent of {len} bytes is too long");
+        let number = len.div_ceil(CHUNK as usize);
+        let len = u32::try_from(len).expect("a few MiB");
+        let mut nonces = vec![[0; NONCE_LEN]; if self.is_encrypted() { number } else { 0 }];
         crypto::random(nonces.as_flattened_mut());
-        let mut bodies = Vec::with_capacity(chunks.len());
-        for (index, plain) in (0_u32..).zip(chunks) {
-            let start = out.len();
-            out.extend_from_slice(nonces.get(index as usize).map_or(&[][..], |nonce| nonce.as_slice()));
-            let before = out.len();
-            let used = self.0.compression.append(plain, &mut out);
-            let body = if used == Compression::None { 0 } else { out.len() - before };
+        let capacity = len as usize + number * self.overhead() + self.0.compression.slack();
+        let mut out = Encoded::with_capacity(capacity);
+        let (mut bodies, mut attempts) = (Vec::with_capacity(number), Attempts::default());
+        for (index, plain) in (0_u32..).zip(Chunks::new(pieces)) {
+            let start = out.own.len();
+            out.own.extend_from_slice(nonces.get(index as usize).map_or(&[][..], |nonce| nonce.as_slice()));
+            let before = out.own.len();
+            let is_shorter = attempts.is_worth(&plain) && self.0.compression.append(&plain, &mut out.own);
+            attempts.ended(is_shorter);
+            let body = if is_shorter { out.own.len() - before } else { 0 };
             bodies.push(u16::try_from(body).expect("a compressed chunk is below the limit"));
-            self.finish(&self.bind_chunk(len_of(data), index, used), &mut out, start);
+            let used = if is_shorter { self.0.compression } else { Compression::None };
+            let bound_to = self.bind_chunk(len, index, used);
+            if !is_shorter && !self.is_encrypted() && plain.len() > COPIED_MAX {
+                let crc = crc_of(&bound_to, &plain);
+                out.insert(plain);
+                out.own.extend_from_slice(&crc.to_le_bytes());
+                continue;
+            }
+            if !is_shorter {
+                out.own.extend_from_slice(&plain);
+            }
+            self.finish(&bound_to, &mut out.own, start);
         }
-        out.shrink_to_fit();
-        (out.into(), ChunkTable::new(self.0.compression, bodies))
+        (out.parts(), ChunkTable::new(self.0.compression, bodies))
     }
 
     /// Which bytes of the stored form of an extent of `len` bytes must be fetched to read its

@@ -57,14 +57,14 @@ impl Compression {
         }
     }
 
-    /// Appends `plain` to `out`: compressed if that gains enough, else as it is. Which of the two
-    /// it was is the answer.
-    pub(crate) fn append(self, plain: &[u8], out: &mut Vec<u8>) -> Self {
+    /// Appends `plain` to `out`, compressed, if that gains enough; whether it did.
+    #[must_use]
+    pub(crate) fn append(self, plain: &[u8], out: &mut Vec<u8>) -> bool {
         let start = out.len();
         let limit = limit(plain.len());
         // The LZ4 encoder asks for room for the worst case, zstd's gives up at the end of it.
         let room = match self {
-            Self::None => 0,
+            Self::None => return false,
             Self::Zstd => limit,
             Self::Lz4 => lz4_flex::block::get_maximum_output_size(plain.len()),
         };
@@ -75,17 +75,9 @@ impl Compression {
             Self::Zstd => zstd_compress(plain, body).ok(),
             Self::Lz4 => lz4_flex::block::compress_into(plain, body).ok(),
         };
-        match len.filter(|len| (1..=limit).contains(len)) {
-            Some(len) => {
-                out.truncate(start + len);
-                self
-            }
-            None => {
-                out.truncate(start);
-                out.extend_from_slice(plain);
-                Self::None
-            }
-        }
+        let gained = len.filter(|len| (1..=limit).contains(len));
+        out.truncate(start + gained.unwrap_or(0));
+        gained.is_some()
     }
 
     /// Restores into `out`, which has the plain length; whether `body` has that many bytes in it,
@@ -103,6 +95,50 @@ impl Compression {
         };
         len == Some(out.len())
     }
+}
+
+/// Which chunks of an extent are worth an attempt: to find out that random bytes do not shrink takes
+/// longer than to send them to a server nearby.
+///
+/// Behind a chunk that gained nothing, one whose sample looks random is stored as it is, but for each
+/// [`TRIED`]th, which is tried whatever it looks like: bytes that occur equally often may repeat each
+/// other.
+#[derive(Debug, Default)]
+pub(crate) struct Attempts {
+    /// Chunks without gain in a row.
+    in_vain: u32,
+}
+
+/// See [`Attempts`].
+const TRIED: u32 = 8;
+/// Of each so many bytes of a chunk, the first [`SAMPLED`] are in its sample.
+const STRIDE: usize = 256;
+const SAMPLED: usize = 16;
+
+impl Attempts {
+    pub(crate) fn is_worth(&self, plain: &[u8]) -> bool {
+        self.in_vain.is_multiple_of(TRIED) || !looks_random(plain)
+    }
+
+    pub(crate) const fn ended(&mut self, has_gained: bool) {
+        self.in_vain = if has_gained { 0 } else { self.in_vain.wrapping_add(1) };
+    }
+}
+
+/// Whether the bytes of a sample occur about equally often: their collision entropy is 7.86 bits or
+/// more, so that an encoding of single bytes gains less than a sixteenth.
+fn looks_random(plain: &[u8]) -> bool {
+    let (mut counts, mut sampled) = ([0_u64; 256], 0_u64);
+    for run in plain.chunks(STRIDE) {
+        let run = &run[..SAMPLED.min(run.len())];
+        run.iter().for_each(|byte| counts[usize::from(*byte)] += 1);
+        sampled += run.len() as u64;
+    }
+    // What is expected of random bytes, and a tenth more. A short sample says too little, and a short
+    // chunk is soon tried.
+    let random = sampled + sampled * sampled.saturating_sub(1) / 256;
+    let found: u64 = counts.iter().map(|count| count * count).sum();
+    sampled >= 4 * 256 && found * 10 <= random * 11
 }
 
 // A context is some hundred kilobytes that the library fills anew for each: a thread keeps one.
@@ -144,8 +180,8 @@ mod tests {
                 let mut noise = vec![0; len];
                 crate::crypto::random(&mut noise);
                 let mut out = b"before".to_vec();
-                assert_eq!(compression.append(&noise, &mut out), Compression::None);
-                assert_eq!(out, [b"before".as_slice(), &noise].concat());
+                assert!(!compression.append(&noise, &mut out));
+                assert_eq!(out, b"before");
             }
         }
         assert_eq!((limit(1), limit(16), limit(17), limit(65_536)), (0, 15, 15, 61_440));
@@ -156,7 +192,7 @@ mod tests {
         for compression in [Compression::Zstd, Compression::Lz4] {
             let plain = b"much of the same, ".repeat(100);
             let mut out = b"before".to_vec();
-            assert_eq!(compression.append(&plain, &mut out), compression);
+            assert!(compression.append(&plain, &mut out));
             let body = &out[6..];
             assert!(body.len() < plain.len() / 4);
             let mut back = vec![0; plain.len()];
@@ -167,6 +203,31 @@ mod tests {
             assert!(!compression.restore(&body[..body.len() - 1], &mut back));
             assert!(!compression.restore(&[], &mut back));
         }
+    }
+
+    #[test]
+    fn random_chunks_are_tried_now_and_then_and_others_always() {
+        let mut noise = vec![0; CHUNK as usize];
+        crate::crypto::random(&mut noise);
+        let text = b"much of the same, ".repeat(4000);
+        let mut attempts = Attempts::default();
+        let tried: Vec<bool> = std::iter::from_fn(|| {
+            let is_worth = attempts.is_worth(&noise);
+            attempts.ended(false);
+            Some(is_worth)
+        })
+        .take(17)
+        .collect();
+        let expected: Vec<bool> = (0..17).map(|at| at % 8 == 0).collect();
+        assert_eq!(tried, expected);
+        assert!(attempts.is_worth(&text) && attempts.is_worth(&text[..100]));
+        attempts.ended(true);
+        assert!(attempts.is_worth(&noise), "it follows one that gained");
+        // Each byte as often as any other, and six bits of eight in it.
+        let mut little: Vec<u8> = noise.iter().map(|byte| byte & 0x3f).collect();
+        assert!(!looks_random(&little));
+        little.truncate(1000);
+        assert!(!looks_random(&little) && !looks_random(&[]));
     }
 
     #[test]

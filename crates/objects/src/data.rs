@@ -412,41 +412,41 @@ pub(crate) fn may_have_data(state: &Locked, op: &'static str) -> Result<()> {
 }
 
 /// Pieces that touch each other become one extent, up to the longest.
-fn extents_of(pieces: Vec<(u64, Bytes)>) -> Vec<(u64, Bytes)> {
-    let mut left: usize = pieces.iter().map(|(_, data)| data.len()).sum();
-    let mut extents: Vec<(u64, BytesMut)> = Vec::new();
+fn extents_of(pieces: Vec<(u64, Bytes)>) -> Vec<(u64, Vec<Bytes>)> {
+    let mut extents: Vec<(u64, Vec<Bytes>)> = Vec::new();
+    // Where the last one ends, and how much more it may have.
+    let (mut end, mut room) = (0, 0);
     for (mut start, mut data) in pieces {
         while !data.is_empty() {
-            let last = extents
-                .last_mut()
-                .filter(|(at, last)| at + last.len() as u64 == start && last.len() < EXTENT_BYTES_MAX);
-            let room = last.as_ref().map_or(EXTENT_BYTES_MAX, |(_, last)| EXTENT_BYTES_MAX - last.len());
-            let part = data.split_to(room.min(data.len()));
-            match last {
-                Some((_, last)) => last.extend_from_slice(&part),
-                None => {
-                    let mut first = BytesMut::with_capacity(left.min(EXTENT_BYTES_MAX));
-                    first.extend_from_slice(&part);
-                    extents.push((start, first));
-                }
+            if start != end || room == 0 || extents.is_empty() {
+                extents.push((start, Vec::new()));
+                room = EXTENT_BYTES_MAX;
             }
-            left -= part.len();
-            start += part.len() as u64;
+            let part = data.split_to(room.min(data.len()));
+            (start, room) = (start + part.len() as u64, room - part.len());
+            end = start;
+            extents.last_mut().expect("one was begun").1.push(part);
         }
     }
-    extents.into_iter().map(|(start, data)| (start, data.freeze())).collect()
+    extents
+}
+
+/// Bytes of an extent in pieces.
+fn len_of_pieces(pieces: &[Bytes]) -> usize {
+    pieces.iter().map(Bytes::len).sum()
 }
 
 /// Extents in groups, each for one segment.
-fn in_segments(extents: Vec<(u64, Bytes)>) -> Vec<Vec<(u64, Bytes)>> {
+fn in_segments(extents: Vec<(u64, Vec<Bytes>)>) -> Vec<Vec<(u64, Vec<Bytes>)>> {
     let (mut groups, mut bytes) = (Vec::new(), usize::MAX);
-    for (start, data) in extents {
-        if bytes.saturating_add(data.len()) > EXTENT_BYTES_MAX {
+    for (start, pieces) in extents {
+        let len = len_of_pieces(&pieces);
+        if bytes.saturating_add(len) > EXTENT_BYTES_MAX {
             groups.push(Vec::new());
             bytes = 0;
         }
-        bytes += data.len();
-        groups.last_mut().expect("the first extent begins one").push((start, data));
+        bytes += len;
+        groups.last_mut().expect("the first extent begins one").push((start, pieces));
     }
     groups
 }

@@ -212,12 +212,12 @@ impl CommitLog {
     ///
     /// # Errors
     /// The log has failed.
-    pub(crate) async fn put(self: &Arc<Self>, encoded: &[u8]) -> Result<(u64, u32)> {
+    pub(crate) async fn put(self: &Arc<Self>, encoded: &[Bytes]) -> Result<(u64, u32)> {
         self.wait_for_room().await?;
         let mut state = self.state.lock();
         let at = HEADER + state.data.len();
         self.open_gets_more(&state);
-        state.data.extend_from_slice(encoded);
+        encoded.iter().for_each(|part| state.data.extend_from_slice(part));
         let number = state.open;
         self.seal_if_large(&mut state);
         Ok((number, u32::try_from(at).expect("an object is small")))

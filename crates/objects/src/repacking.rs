@@ -132,7 +132,7 @@ impl Tree {
         }
         let (mut places, mut data) = (Vec::new(), Vec::new());
         for piece in relocation.pieces {
-            data.push((piece.ino, piece.start(), piece.data.freeze()));
+            data.push((piece.ino, piece.start(), vec![piece.data.freeze()]));
             places.push((piece.ino, piece.extents));
         }
         let turn = self.segments.turns().turn(REPACKING, false).await;

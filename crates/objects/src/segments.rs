@@ -97,8 +97,8 @@ impl Segments {
     }
 
     /// Puts data into the log's open object: it is durable with the rows that are written next.
-    pub(crate) async fn put_small(&self, data: &[u8]) -> Result<Stored> {
-        let (encoded, table) = self.codec.encode(data);
+    pub(crate) async fn put_small(&self, data: &[Bytes]) -> Result<Stored> {
+        let (encoded, table) = self.codec.encode_pieces(data);
         let (number, at) = self.log.put(&encoded).await?;
         Ok(Stored { object: Object::Log(number), at, len: len_of(data), table: table.to_bytes() })
     }
@@ -108,7 +108,7 @@ impl Segments {
     pub(crate) async fn put_bulk(
         &self,
         ino: u64,
-        extents: Vec<(u64, Bytes)>,
+        extents: Vec<(u64, Vec<Bytes>)>,
         awaited: impl Future<Output = ()> + Send,
     ) -> Result<Vec<(u64, Stored)>> {
         let starts: Vec<u64> = extents.iter().map(|(start, _)| *start).collect();
@@ -118,21 +118,27 @@ impl Segments {
 
     /// Writes extents, each of an inode and where it begins there, to a segment of their own, and
     /// returns when it is durable: where each is.
-    pub(crate) async fn put_segment(&self, extents: Vec<(u64, u64, Bytes)>) -> Result<Vec<Stored>> {
+    pub(crate) async fn put_segment(&self, extents: Vec<(u64, u64, Vec<Bytes>)>) -> Result<Vec<Stored>> {
         self.put_awaited(extents, std::future::pending()).await
     }
 
     async fn put_awaited(
         &self,
-        extents: Vec<(u64, u64, Bytes)>,
+        extents: Vec<(u64, u64, Vec<Bytes>)>,
         awaited: impl Future<Output = ()> + Send,
     ) -> Result<Vec<Stored>> {
         // ORDERING: Relaxed, a number that is given once; nothing else is published with it.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let object = Object::Segment(self.epoch, number);
-        let codec = self.codec.clone();
-        let (parts, stored) =
-            self.bucket.bulk_threads().run(async move { encode(&codec, object, extents) }).await;
+        let (codec, has_journal) = (self.codec.clone(), self.has_journal());
+        let encoding = async move {
+            let (parts, stored) = encode(&codec, object, extents);
+            // A journal lets a round end, and give its room back, while its segment is on its way: that
+            // must not keep the memory of whole writes for the parts of them that were not written over.
+            let parts = if has_journal { vec![parts.concat().into()] } else { parts };
+            (parts, stored)
+        };
+        let (parts, stored) = self.bucket.bulk_threads().run(encoding).await;
         if is_on("rows-before-bulk-data") {
             let (bucket, parts) = (self.bucket.clone(), PutPayload::from_iter(parts));
             tokio::spawn(async move { bucket.create(&object_name(object), parts).await });
@@ -289,21 +295,21 @@ impl Segments {
     }
 }
 
-/// The parts of a segment of these extents, each of an inode and where it begins there; and where each
-/// is in it.
-fn encode(codec: &Codec, object: Object, extents: Vec<(u64, u64, Bytes)>) -> (Vec<Bytes>, Vec<Stored>) {
+/// The parts of a segment of these extents, each of an inode, where it begins there, and in pieces; and
+/// where each is in it.
+fn encode(codec: &Codec, object: Object, extents: Vec<(u64, u64, Vec<Bytes>)>) -> (Vec<Bytes>, Vec<Stored>) {
     let (mut parts, mut stored, mut footer, mut at) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for (ino, start, data) in extents {
-        let (encoded, table) = codec.encode(&data);
+        let (encoded, table) = codec.encode_pieces(&data);
         let len = len_of(&data);
         stored.push(Stored { object, at, len, table: table.to_bytes() });
         footer.push(FooterRow { ino, start, at, len });
         at += len_of(&encoded);
-        parts.push(encoded);
+        parts.extend(encoded);
     }
     let footer = codec.seal(b"footer", &rows::to_bytes(&footer));
     let mut end = BytesMut::from(&footer[..]);
-    end.extend_from_slice(&len_of(&footer).to_be_bytes());
+    end.extend_from_slice(&len_of(&[footer]).to_be_bytes());
     end.extend_from_slice(MAGIC);
     parts.push(end.freeze());
     (parts, stored)
@@ -325,6 +331,6 @@ struct Place {
     bytes: Range<u64>,
 }
 
-fn len_of(bytes: &[u8]) -> u32 {
-    u32::try_from(bytes.len()).expect("an extent is bounded")
+fn len_of(pieces: &[Bytes]) -> u32 {
+    u32::try_from(pieces.iter().map(Bytes::len).sum::<usize>()).expect("an extent is bounded")
 }

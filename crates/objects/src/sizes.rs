@@ -236,7 +236,7 @@ mod tests {
             let error = tree.engine.write(large).await.unwrap_err();
             assert!(error.detail().is_some_and(|why| why.contains("more than a commit takes")), "{error}");
             for _ in 0..30 {
-                tree.segments.put_small(&row[..256 << 10]).await.unwrap();
+                tree.segments.put_small(&[row[..256 << 10].to_vec().into()]).await.unwrap();
             }
             let mut largest = Batch::default();
             (0..rows).for_each(|n| largest.put(format!("Z{n:08}").into_bytes(), row.clone().into()));

@@ -159,7 +159,7 @@ async fn a_reader_elsewhere_keeps_everything() {
 async fn segments_that_no_row_names_are_found() {
     let objects = Arc::default();
     let mounted = open(&objects, 1).await;
-    let data = vec![(0, vec![1; LARGE].into())];
+    let data = vec![(0, vec![vec![1; LARGE].into()])];
     mounted.tree().segments.put_bulk(5, data.clone(), std::future::pending()).await.unwrap();
     mounted.abort();
     let mounted = open(&objects, 2).await;

@@ -207,7 +207,7 @@ async fn what_a_snapshot_needs_is_looked_for_and_the_volume_is_mended_without() 
 async fn what_nobody_needs_is_counted() {
     let world = World::new().await;
     let mounted = world.open().await;
-    let data = vec![(0, vec![1; LARGE].into())];
+    let data = vec![(0, vec![vec![1; LARGE].into()])];
     mounted.tree().segments.put_bulk(5, data, std::future::pending()).await.unwrap();
     mounted.close().await;
     let checked = world.check().await;
