@@ -31,6 +31,9 @@ const SMALL_BYTES_MAX: usize = 256 << 10;
 const ACCEPTED_BYTES_MAX: usize = 1 << 20;
 /// Data of one file that is taken to the bucket without being asked for.
 const ROUND_BYTES: u64 = EXTENT_BYTES_MAX as u64;
+/// Data of one tenant that may rest above the store: two rounds, so that the way to the bucket is not
+/// idle while a file is written.
+pub(crate) const WRITE_BEHIND_BYTES: u64 = 2 * ROUND_BYTES;
 /// Writes to one file after which that is done, so that its rows fit into a batch.
 const ROUND_WRITES: usize = 16 << 10;
 /// Extents that one read looks at, at a time.
@@ -150,6 +153,16 @@ impl Tree {
             });
         }
         state.pieces.rounds()
+    }
+
+    /// A file is not written to for now. What gets a segment of its own by now gains nothing by waiting.
+    pub(crate) fn on_close(self: &Arc<Self>, pin: &Pin) {
+        // Another call has it at this moment: it begins a round, or a later one does.
+        let Some(mut state) = pin.try_lock() else { return };
+        // Without a name it goes with its last user.
+        if state.row.nlink > 0 && state.pieces.bytes() > SMALL_BYTES_MAX as u64 {
+            self.settle(pin, &mut state, false);
+        }
     }
 
     /// Begins a round of each file that has data for it.

@@ -261,6 +261,12 @@ impl Pin {
         }
     }
 
+    /// Locks the state, if it is in memory and no other call has it.
+    pub(crate) fn try_lock(&self) -> Option<Locked> {
+        let state = Arc::clone(&self.state).try_lock_owned().ok()?;
+        state.is_some().then_some(Locked(state))
+    }
+
     /// Locks the state, which is in memory, unless others change it.
     pub(crate) async fn lock(&self) -> Result<Locked> {
         let mut state = Arc::clone(&self.state).lock_owned().await;

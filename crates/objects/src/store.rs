@@ -19,6 +19,7 @@ use store::{
 };
 use tokio::runtime::Handle;
 
+use crate::data::WRITE_BEHIND_BYTES;
 use crate::hex;
 use crate::mount::Mounted;
 use crate::node::Pin;
@@ -323,6 +324,10 @@ impl Store for BucketStore {
         true
     }
 
+    fn write_behind_bytes(&self) -> Option<u64> {
+        Some(WRITE_BEHIND_BYTES)
+    }
+
     fn lists_by_order(&self) -> bool {
         true
     }
@@ -419,6 +424,12 @@ impl File for BucketFile {
 
     fn sync(&self, _data_only: bool) -> Result<()> {
         wait(&self.runtime, self.tree.sync_file(&self.pin))
+    }
+}
+
+impl Drop for BucketFile {
+    fn drop(&mut self) {
+        self.tree.on_close(&self.pin);
     }
 }
 

@@ -68,3 +68,27 @@ async fn bulk_data_goes_in_whole_extents_though_the_bucket_is_slow() {
     assert_eq!(listed.common_prefixes.len(), extents, "each in a directory of its own");
     mounted.close().await;
 }
+
+/// A file that nobody writes to any more, as far as it is known, is taken to the bucket at once if it
+/// gets a segment of its own; a small one waits for company, and one without a name for its end.
+#[tokio::test(start_paused = true)]
+async fn a_large_file_goes_when_it_is_closed() {
+    let objects = Arc::default();
+    let mounted = open(&objects, 1).await;
+    let tree = mounted.tree();
+    let write_and_close = async |name: &str, len: usize, is_removed: bool| {
+        let pin = make(tree, name).await;
+        tree.write_at(&pin, &[IoSlice::new(&vec![1; len])], 0).await.unwrap();
+        if is_removed {
+            pin.lock().await.unwrap().row.nlink = 0;
+        }
+        tree.on_close(&pin);
+        let is_taken = pin.lock().await.unwrap().pieces.bytes() == 0;
+        pin.lock().await.unwrap().row.nlink = 1;
+        is_taken
+    };
+    assert!(write_and_close("large", LARGE, false).await);
+    assert!(!write_and_close("small", 1000, false).await);
+    assert!(!write_and_close("removed", LARGE, true).await);
+    mounted.close().await;
+}
