@@ -4,17 +4,20 @@
 //! Objects do not change once they are there, so a block is known by its object and its number in
 //! it. A block is in one of three states: not here; **claimed**, by one caller who fetches it while
 //! the others wait for that caller; or here, as it is in the bucket: encoded, and encrypted where
-//! the volume is. What is here is not checked: decoding does that, and gives up
-//! ([`Blocks::forget`]) what it finds damaged.
+//! the volume is. A claim has a run of blocks, which come one by one: each is here as soon as it has
+//! come, and those who wait for it do not wait for the others. What is here is not checked: decoding
+//! does that, and gives up ([`Blocks::forget`]) what it finds damaged.
 //!
 //! # Bounds
 //! [`BYTES_MAX`] for what is here. Of these, [`AHEAD_BYTES_MAX`] for what nobody has asked for yet:
 //! read-ahead reserves its bytes before it fetches, and does without what it does not get. What
-//! nobody asks for in [`UNREAD_AGE`], and what nobody asks for again in [`AGE_MAX`], goes.
+//! nobody asks for in [`UNREAD_AGE`], and what nobody asks for again in [`AGE_MAX`], goes. What a
+//! reader in sequence has passed goes, but for the last [`PASSED_MAX`] blocks: the kernel has it, and
+//! the memory is used again for what comes.
 //!
-//! Lock order: `state` is a leaf, and not held across a request.
+//! Lock order: `state`, then that of [`crate::buffers`], and not held across a request.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +28,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::buffers;
 use crate::rows::Object;
 
 /// Bytes of an object in a block; the last one of an object is shorter.
@@ -38,6 +42,9 @@ pub(crate) const AHEAD_BYTES_MAX: u64 = 48 << 20;
 const UNREAD_AGE: Duration = Duration::from_secs(10);
 /// Blocks that nobody asks for again go after this time.
 const AGE_MAX: Duration = Duration::from_secs(60);
+/// Blocks that a reader in sequence has passed, of a volume: the kernel's next request may come before
+/// the one before it.
+const PASSED_MAX: usize = 32;
 /// How often old blocks are looked for while there are some.
 const SWEEP: Duration = Duration::from_secs(5);
 
@@ -50,6 +57,18 @@ struct Block {
     used: Instant,
     /// It was read ahead, and nobody has asked for it.
     is_unread: bool,
+    /// A reader in sequence has passed it.
+    is_passed: bool,
+}
+
+/// A block that is being fetched.
+#[derive(Debug)]
+struct Claimed {
+    claim: u64,
+    /// What read-ahead has reserved for it.
+    reserved: u64,
+    /// Dropped when the block is here, or given up.
+    done: watch::Sender<()>,
 }
 
 #[derive(Debug)]
@@ -57,8 +76,11 @@ struct State {
     /// The order is that of `used`.
     here: LruCache<Key, Block>,
     bytes: u64,
-    /// Ends when the claim does.
-    claimed: HashMap<Key, watch::Receiver<()>>,
+    claimed: HashMap<Key, Claimed>,
+    /// Claims so far.
+    claims: u64,
+    /// What readers in sequence have passed, the first first; some may be gone.
+    passed: VecDeque<Key>,
     /// Bytes that read-ahead has reserved, and those of blocks that are unread.
     ahead: u64,
     is_swept: bool,
@@ -86,7 +108,7 @@ impl State {
         if is_unread {
             self.ahead += len;
         }
-        self.here.put(key, Block { bytes, used: Instant::now(), is_unread });
+        self.here.put(key, Block { bytes, used: Instant::now(), is_unread, is_passed: false });
         while self.bytes > BYTES_MAX {
             let Some((_, oldest)) = self.here.pop_lru() else { break };
             self.account_removed(&oldest);
@@ -102,7 +124,16 @@ impl State {
             }
             return Some(Found::Here(block.bytes.clone()));
         }
-        self.claimed.get(&key).map(|claimed| Found::Claimed(claimed.clone()))
+        self.claimed.get(&key).map(|claimed| Found::Claimed(claimed.done.subscribe()))
+    }
+
+    /// Ends a claim of a block, unless another caller's has taken its place since. Who waits for it is
+    /// woken when what this returns is dropped.
+    fn end_claim(&mut self, key: Key, claim: u64) -> Option<Claimed> {
+        self.claimed.get(&key).filter(|claimed| claimed.claim == claim)?;
+        let ended = self.claimed.remove(&key)?;
+        self.ahead -= ended.reserved;
+        Some(ended)
     }
 
     fn is_absent(&self, key: Key) -> bool {
@@ -136,7 +167,7 @@ enum Found {
 #[derive(Debug, Default)]
 pub(crate) struct Lookup {
     pub(crate) here: Vec<(Key, Bytes)>,
-    /// Others fetch these: to be looked up again when the receivers have ended.
+    /// Others fetch these, in order, a receiver for each: to be looked up again when it has ended.
     pub(crate) awaited: Vec<watch::Receiver<()>>,
     /// For the caller to fetch, each a run of blocks of one object.
     pub(crate) claims: Vec<Claim>,
@@ -149,7 +180,15 @@ pub(crate) struct Blocks(Mutex<State>);
 impl Default for Blocks {
     fn default() -> Self {
         let (here, claimed) = (LruCache::unbounded(), HashMap::new());
-        Self(Mutex::new(State { here, bytes: 0, claimed, ahead: 0, is_swept: false }))
+        Self(Mutex::new(State {
+            here,
+            bytes: 0,
+            claimed,
+            claims: 0,
+            passed: VecDeque::new(),
+            ahead: 0,
+            is_swept: false,
+        }))
     }
 }
 
@@ -167,16 +206,10 @@ pub(crate) fn bytes_of(run: &Range<u32>) -> Range<u64> {
 /// The blocks of what was fetched from the block `first` on, each in memory of its own: they leave
 /// one by one.
 pub(crate) fn split(object: Object, first: u32, fetched: &[u8]) -> Vec<(Key, Bytes)> {
-    numbered(object, first, fetched.chunks(BLOCK_LEN).map(Bytes::copy_from_slice))
-}
-
-/// These blocks with their keys, from the block `first` on.
-pub(crate) fn numbered(
-    object: Object,
-    first: u32,
-    blocks: impl IntoIterator<Item = Bytes>,
-) -> Vec<(Key, Bytes)> {
-    (first..).map(|number| (object, number)).zip(blocks).collect()
+    (first..)
+        .map(|number| (object, number))
+        .zip(fetched.chunks(BLOCK_LEN).map(Bytes::copy_from_slice))
+        .collect()
 }
 
 impl Blocks {
@@ -223,8 +256,14 @@ impl Blocks {
         lookup
     }
 
-    /// Claims those blocks of a run that nobody has, to be read ahead.
-    pub(crate) fn claim_ahead(self: &Arc<Self>, object: Object, run: Range<u32>) -> Vec<Claim> {
+    /// Claims those blocks of a run that nobody has, to be read ahead. What is reserved for a block is
+    /// what it takes when it has come; those that nothing is left for count from then on.
+    pub(crate) fn claim_ahead(
+        self: &Arc<Self>,
+        object: Object,
+        run: Range<u32>,
+        mut reserved: Reserved,
+    ) -> Vec<Claim> {
         let mut state = self.0.lock();
         let mut claims = Vec::new();
         let mut number = run.start;
@@ -233,9 +272,16 @@ impl Blocks {
             let end = number + u32::try_from(absent).unwrap_or(0);
             if end > number {
                 claims.push(self.claim(&mut state, object, number..end, None));
+                for number in number..end {
+                    if let Some(claimed) = state.claimed.get_mut(&(object, number)) {
+                        claimed.reserved = reserved.bytes.min(BLOCK);
+                        reserved.bytes -= claimed.reserved;
+                    }
+                }
             }
             number = end + 1;
         }
+        drop(state);
         claims
     }
 
@@ -252,11 +298,14 @@ impl Blocks {
         run: Range<u32>,
         wanted: Option<Vec<u32>>,
     ) -> Claim {
-        let (done, claimed) = watch::channel(());
+        state.claims += 1;
+        let claim = state.claims;
         for number in run.clone() {
-            state.claimed.insert((object, number), claimed.clone());
+            state
+                .claimed
+                .insert((object, number), Claimed { claim, reserved: 0, done: watch::Sender::new(()) });
         }
-        Claim { blocks: Arc::clone(self), object, run, wanted, _done: done }
+        Claim { blocks: Arc::clone(self), number: claim, object, run, wanted }
     }
 
     /// Reserves bytes for read-ahead; returns how many, `bytes` at most.
@@ -265,6 +314,31 @@ impl Blocks {
         let granted = bytes.min(AHEAD_BYTES_MAX.saturating_sub(state.ahead));
         state.ahead += granted;
         Reserved { blocks: Arc::clone(self), bytes: granted }
+    }
+
+    /// A reader in sequence has passed these blocks, which hold nothing else.
+    pub(crate) fn pass(&self, object: Object, run: Range<u32>) {
+        let mut gone = Vec::new();
+        let mut state = self.0.lock();
+        for number in run {
+            let key = (object, number);
+            if let Some(block) = state.here.peek_mut(&key)
+                && !std::mem::replace(&mut block.is_passed, true)
+            {
+                state.passed.push_back(key);
+            }
+        }
+        while state.passed.len() > PASSED_MAX
+            && let Some(key) = state.passed.pop_front()
+        {
+            if state.here.peek(&key).is_some_and(|block| block.is_passed)
+                && let Some(block) = state.here.pop(&key)
+            {
+                state.account_removed(&block);
+                gone.push(block);
+            }
+        }
+        drop(state);
     }
 
     /// Gives up blocks that are damaged.
@@ -284,6 +358,8 @@ impl Blocks {
                 state.sweep();
                 if state.here.is_empty() {
                     state.is_swept = false;
+                    state.passed = VecDeque::new();
+                    buffers::release();
                     return;
                 }
             }
@@ -319,16 +395,16 @@ impl Drop for Reserved {
     }
 }
 
-/// A run of blocks that one caller fetches. Those who wait look again when it is dropped.
+/// A run of blocks that one caller fetches. Those who wait for a block of it look again when that is
+/// filled, or the claim dropped.
 #[derive(Debug)]
 pub(crate) struct Claim {
     blocks: Arc<Blocks>,
+    number: u64,
     object: Object,
     run: Range<u32>,
     /// Those that somebody waits for; none: it is read ahead, all of it.
     wanted: Option<Vec<u32>>,
-    /// The last that is dropped: by then the blocks are not claimed any more.
-    _done: watch::Sender<()>,
 }
 
 impl Claim {
@@ -346,24 +422,33 @@ impl Claim {
         self.wanted.as_ref().is_none_or(|wanted| wanted.iter().any(|number| run.contains(number)))
     }
 
-    /// Fills blocks of it.
+    /// Whether nobody waits for it.
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.wanted.is_none()
+    }
+
+    /// Fills blocks of it: they are here, and not claimed any more.
     pub(crate) fn fill(&self, filled: &[(Key, Bytes)]) {
+        let mut ended = Vec::with_capacity(filled.len());
         let mut state = self.blocks.0.lock();
         for (key, bytes) in filled {
-            state.put(*key, bytes.clone(), self.wanted.is_none());
+            state.put(*key, bytes.clone(), self.is_ahead());
+            ended.extend(state.end_claim(*key, self.number));
         }
         if !state.here.is_empty() && !std::mem::replace(&mut state.is_swept, true) {
             self.blocks.sweep_later();
         }
+        drop(state);
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
         let mut state = self.blocks.0.lock();
-        for number in self.run.clone() {
-            state.claimed.remove(&(self.object, number));
-        }
+        let keys = self.run.clone().map(|number| (self.object, number));
+        let ended: Vec<_> = keys.filter_map(|key| state.end_claim(key, self.number)).collect();
+        drop(state);
+        drop(ended);
     }
 }
 

@@ -5,36 +5,30 @@
 //! data.
 
 use std::fmt;
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use object_store::path::Path;
 use object_store::{
-    Error as StoreError, GetOptions, GetRange, ObjectStore, PutMode, PutOptions, PutPayload,
-    Result as StoreResult, UpdateVersion,
+    Error as StoreError, ObjectStore, PutMode, PutOptions, PutPayload, Result as StoreResult, UpdateVersion,
 };
 use store::{Error, ErrorKind, Result};
 
-use self::read::{Got, collect, len_of, only};
+pub(crate) use self::get::Asked;
 use crate::limited::Limited;
 use crate::parents::Parents;
-use crate::problem::{About, is_range_error};
+use crate::problem::About;
 pub use crate::requests::Patience;
 use crate::requests::{Answer, Class, How, Requests, STEP, limit, over_limit};
 use crate::runtime::BulkThreads;
 use crate::stats::{Kind, Stats};
 
-/// The largest object that is read as a whole.
-const MAX_WHOLE: u64 = 64 << 20;
 /// The most names that a listing returns.
 const MAX_NAMES: usize = 4_000_000;
 /// Objects that one request deletes.
 const DELETED_AT_ONCE: usize = 1_000;
-/// What is wrong with an object in which what is asked for cannot be.
-const TOO_SHORT: &str = "it is too short";
 /// How patient a handle is that nobody told.
 const PATIENCE: Patience = Patience::For(Duration::from_secs(30));
 
@@ -224,119 +218,6 @@ impl Bucket {
         )
     }
 
-    /// An object, and its version; `None`: there is none.
-    pub async fn get(&self, name: &str) -> Result<Option<(Bytes, Tag)>> {
-        self.get_at_most(name, MAX_WHOLE).await
-    }
-
-    /// The same, of an object that is corrupted if it is larger than `most`.
-    pub async fn get_at_most(&self, name: &str, most: u64) -> Result<Option<(Bytes, Tag)>> {
-        match self.get_whole(name, GetOptions::default(), most).await? {
-            Ok(got) => Ok(Some(got)),
-            Err(StoreError::NotFound { .. }) => Ok(None),
-            Err(error) => Err(self.unexpected("get", name, &error)),
-        }
-    }
-
-    /// An object if its version is not `tag`; `None`: it is that one still.
-    pub async fn get_if_changed(&self, name: &str, tag: &Tag) -> Result<Option<(Bytes, Tag)>> {
-        self.get_if_changed_at_most(name, tag, MAX_WHOLE).await
-    }
-
-    /// The same, of an object that is corrupted if it is larger than `most`.
-    pub async fn get_if_changed_at_most(
-        &self,
-        name: &str,
-        tag: &Tag,
-        most: u64,
-    ) -> Result<Option<(Bytes, Tag)>> {
-        let options = GetOptions { if_none_match: tag.0.e_tag.clone(), ..GetOptions::default() };
-        match self.get_whole(name, options, most).await? {
-            Ok(got) => Ok(Some(got)),
-            Err(StoreError::NotModified { .. }) => Ok(None),
-            Err(error) => Err(self.unexpected("get", name, &error)),
-        }
-    }
-
-    async fn get_whole(
-        &self,
-        name: &str,
-        options: GetOptions,
-        most: u64,
-    ) -> Result<StoreResult<(Bytes, Tag)>> {
-        let path = self.place(name);
-        let attempt = || async {
-            let got = stepped(self.store.get_opts(&path, options.clone())).await??;
-            collect(got, most, usize::MAX).await
-        };
-        let how = self.how(Kind::Get, None);
-        match self.send("get", name, how, attempt).await?.result {
-            Ok(Got::Object(pieces, tag)) => {
-                self.requests.counters.down(len_of(&pieces) as u64);
-                Ok(Ok((only(pieces), tag)))
-            }
-            Ok(Got::TooLarge) => Err(self.corrupted(name, &format!("it is larger than {most} bytes"))),
-            Ok(Got::TooShort) => Err(self.corrupted(name, "it ends before its length")),
-            Err(error) => Ok(Err(error)),
-        }
-    }
-
-    /// A part of an object. [`ErrorKind::NotFound`] says that there is no such object,
-    /// [`ErrorKind::Io`] that it is too short.
-    pub async fn get_range(&self, name: &str, range: Range<u64>) -> Result<Bytes> {
-        let len = range.end.saturating_sub(range.start);
-        let bytes = only(self.get_part(name, range, true, usize::MAX).await?);
-        if bytes.len() as u64 == len { Ok(bytes) } else { Err(self.corrupted(name, TOO_SHORT)) }
-    }
-
-    /// The same, of an object that may end within the range.
-    pub async fn get_up_to(&self, name: &str, range: Range<u64>) -> Result<Bytes> {
-        Ok(only(self.get_part(name, range, false, usize::MAX).await?))
-    }
-
-    /// As [`get_up_to`](Self::get_up_to), in pieces of `piece` bytes, of which the last may be shorter.
-    /// Each is in memory of its own.
-    pub async fn get_pieces(&self, name: &str, range: Range<u64>, piece: usize) -> Result<Vec<Bytes>> {
-        self.get_part(name, range, false, piece).await
-    }
-
-    async fn get_part(
-        &self,
-        name: &str,
-        range: Range<u64>,
-        is_whole: bool,
-        piece: usize,
-    ) -> Result<Vec<Bytes>> {
-        let Some(len) = range.end.checked_sub(range.start).filter(|len| *len <= MAX_WHOLE) else {
-            return Err(Error::with(ErrorKind::Invalid, "get", format!("{name}: no range of an object")));
-        };
-        if len == 0 {
-            return Ok(Vec::new());
-        }
-        let path = self.place(name);
-        let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
-        let fits = |got: &Range<u64>| got.start == range.start && (got.end == range.end || !is_whole);
-        let attempt = || async {
-            match stepped(self.store.get_opts(&path, options.clone())).await? {
-                Ok(got) if !fits(&got.range) => Ok(Got::TooShort),
-                Ok(got) => collect(got, len, piece).await,
-                // How stores say that the whole range is behind the object's end.
-                Err(error) if is_range_error(&error) => Ok(Got::TooShort),
-                Err(error) => Err(error),
-            }
-        };
-        let how = self.how(Kind::Get, None);
-        match self.send("get", name, how, attempt).await?.result {
-            Ok(Got::Object(pieces, _)) => {
-                self.requests.counters.down(len_of(&pieces) as u64);
-                Ok(pieces)
-            }
-            Ok(Got::TooShort) => Err(self.corrupted(name, TOO_SHORT)),
-            Ok(Got::TooLarge) => Err(self.corrupted(name, "more came than was asked for")),
-            Err(error) => Err(self.unexpected("get", name, &error)),
-        }
-    }
-
     /// Makes an object that must not exist.
     pub async fn create(&self, name: &str, payload: PutPayload) -> Result<Condition> {
         self.put(name, payload, PutMode::Create).await
@@ -520,6 +401,7 @@ async fn stepped<T>(step: impl Future<Output = T>) -> StoreResult<T> {
     tokio::time::timeout(STEP, step).await.map_err(|_| over_limit(STEP))
 }
 
+mod get;
 mod read;
 
 #[cfg(test)]

@@ -345,33 +345,34 @@ impl Tree {
     /// Reads until `buf` is full or the file ends.
     #[cfg(test)]
     pub(crate) async fn read_at(self: &Arc<Self>, pin: &Pin, buf: &mut [u8], offset: u64) -> Result<usize> {
-        self.read_with(pin, buf, offset, |_| ()).await
+        self.read_with(pin, buf, offset, |_| false).await
     }
 
     /// Reads until `buf` is full or the file ends; passes the file's size to `on_size` before
-    /// anything is fetched.
+    /// anything is fetched, which says whether the file is read in sequence.
     pub(crate) async fn read_with(
         self: &Arc<Self>,
         pin: &Pin,
         buf: &mut [u8],
         offset: u64,
-        on_size: impl FnOnce(u64) + Send,
+        on_size: impl FnOnce(u64) -> bool + Send,
     ) -> Result<usize> {
         end_of(offset, 0, "read")?;
-        let (len, missing) = {
+        let (len, missing, is_in_sequence) = {
             let state = pin.lock().await?;
-            on_size(state.row.size);
+            let is_in_sequence = on_size(state.row.size);
             let left = state.row.size.saturating_sub(offset);
             let len = usize::try_from(left).unwrap_or(usize::MAX).min(buf.len());
-            (len, state.pieces.read(offset, &mut buf[..len]))
+            (len, state.pieces.read(offset, &mut buf[..len]), is_in_sequence)
         };
         for (start, end) in missing {
-            self.read_extents(pin.ino, start, &mut buf[index(start - offset)..index(end - offset)]).await?;
+            let out = &mut buf[index(start - offset)..index(end - offset)];
+            self.read_extents(pin.ino, start, out, is_in_sequence).await?;
         }
         Ok(len)
     }
 
-    async fn read_extents(&self, ino: u64, start: u64, out: &mut [u8]) -> Result<()> {
+    async fn read_extents(&self, ino: u64, start: u64, out: &mut [u8], is_in_sequence: bool) -> Result<()> {
         let _under_way = self.work.begin();
         let end = start + out.len() as u64;
         let (mut at, mut rest) = (start, out);
@@ -392,7 +393,7 @@ impl Tree {
                         let first = skipped.and_then(|skipped| skip.checked_add(skipped));
                         let range = first.and_then(|first| Some(first..first.checked_add(len_of(out))?));
                         let part = range.ok_or_else(|| crate::rows::corrupted("an extent"))?;
-                        parts.push(Part { stored, part, out });
+                        parts.push(Part { stored, part, out, is_passed: is_in_sequence });
                     }
                 }
             }

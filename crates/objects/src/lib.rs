@@ -43,6 +43,7 @@ mod api;
 mod aws;
 mod blocks;
 pub mod bucket;
+mod buffers;
 mod change_key;
 mod charges;
 mod chunk_table;

@@ -2,9 +2,15 @@
 //!
 //! An open file has a few **streams**: places where its readers are. A read that continues one (or
 //! comes a little early or late: the kernel sends several at a time) keeps that many bytes ahead of
-//! it on their way: its **window**, which doubles each time half of it is used up. A read anywhere
-//! else begins a stream without a window, in the place of the one that was not used for longest;
-//! the next that continues it gets one. At the beginning of a file the first read does.
+//! it on their way: its **window**. A read anywhere else begins a stream without a window, in the
+//! place of the one that was not used for longest; the next that continues it gets one. At the
+//! beginning of a file the first read does.
+//!
+//! The window doubles each time half of it is used up. A stream that begins with its file has a window
+//! of [`FROM_START`] times what it has read, until that is the largest: so many times more than is read
+//! comes for nothing at most. The kernel makes its first requests as large as the program's reads: who
+//! reads a little gets a little ahead, and who reads 1 MiB has the largest window after four reads. Where
+//! answers take 50 ms, to double it so far would take as long as to read 100 MiB.
 //!
 //! What is read ahead is bounded for the volume ([`crate::blocks`]): a window that gets no bytes is
 //! halved, and the reader reads for itself.
@@ -20,13 +26,20 @@ use tokio::time::Instant;
 
 use crate::blocks::{BLOCK, Reserved, blocks_of};
 use crate::node::Pin;
-use crate::reading::RUN_MAX;
+use crate::reading::is_whole;
 use crate::rows::{Extent, Object};
+use crate::segments::EXTENT_BYTES_MAX;
 use crate::tree::Tree;
 
 /// The smallest window, and the largest.
 const WINDOW_MIN: u64 = 256 << 10;
 const WINDOW_MAX: u64 = 32 << 20;
+/// How many times what it has read the window of a stream is that begins with its file.
+const FROM_START: u64 = 8;
+/// How long a stream begins. What reaches the largest window by then uses it up before it is gone.
+const BEGINNING: Duration = Duration::from_secs(1);
+/// Who has read so much in sequence does not come back to what was read.
+const IN_SEQUENCE: u64 = 4 << 20;
 /// Less than this is read ahead only where the file ends.
 const STEP_MIN: u64 = 1 << 20;
 /// Streams of an open file.
@@ -39,6 +52,13 @@ const FAST: Duration = Duration::from_secs(2);
 const SLOW: Duration = Duration::from_secs(4);
 /// Extents that are read ahead at a time.
 const EXTENTS: usize = 256;
+/// Blocks of one GET; and of one that takes the rest of its extent with it: of a segment of 8 MiB the
+/// checksums and the footer are in a block more.
+const RUN: u32 = 16;
+const RUN_MAX: u32 = RUN + 2;
+/// Larger windows end where segments of a file begin that was written in sequence: such a segment comes
+/// whole, with one GET.
+const SEGMENT: u64 = EXTENT_BYTES_MAX as u64;
 
 /// Where one reader is.
 #[derive(Debug, Clone, Copy)]
@@ -48,9 +68,83 @@ struct Stream {
     /// Up to here it is read ahead.
     ahead: u64,
     window: u64,
+    /// When it began, if with its file.
+    begun: Option<Instant>,
+    /// How far it has come since.
+    read: u64,
     /// When the window was read ahead last.
     grown: Instant,
     used: Instant,
+}
+
+impl Stream {
+    fn new(offset: u64, now: Instant) -> Self {
+        let begun = (offset == 0).then_some(now);
+        Self { next: offset, ahead: offset, window: 0, begun, read: 0, grown: now, used: now }
+    }
+
+    /// Notes a read up to `end`.
+    fn on_read(&mut self, end: u64, now: Instant) {
+        let has_paused = now.duration_since(self.used) >= PAUSE_MAX;
+        self.used = now;
+        self.read += end.saturating_sub(self.next);
+        self.next = self.next.max(end);
+        self.ahead = if has_paused { self.next } else { self.ahead.max(self.next) };
+    }
+
+    fn is_beginning(&self, now: Instant) -> bool {
+        let is_recent = |begun: Instant| now.duration_since(begun) < BEGINNING;
+        self.begun.is_some_and(is_recent) && self.read <= WINDOW_MAX / FROM_START
+    }
+
+    /// What is to be read ahead after a read of `len` bytes, and what was reserved for it.
+    fn read_ahead(
+        &mut self,
+        len: u64,
+        size: u64,
+        now: Instant,
+        reserve: impl FnOnce(u64) -> Reserved,
+    ) -> Option<(Range<u64>, Reserved)> {
+        let window = self.next_window(now).max(len).clamp(WINDOW_MIN, WINDOW_MAX);
+        let used_up = if self.is_beginning(now) { window } else { self.window };
+        let least = (used_up / 2).max(used_up.saturating_sub(SEGMENT));
+        if self.ahead - self.next > least || self.ahead >= size {
+            return None;
+        }
+        let (from, to) = (self.ahead, self.next.saturating_add(window));
+        let to = if window < SEGMENT { to } else { to / SEGMENT * SEGMENT };
+        let wanted = to.min(size).checked_sub(from).filter(|wanted| *wanted > 0)?;
+        (self.grown, self.window) = (now, window);
+        let reserved = reserve(wanted);
+        if reserved.bytes < wanted.min(STEP_MIN) {
+            self.window /= 2;
+            return None;
+        }
+        self.ahead = from + reserved.bytes;
+        Some((from..self.ahead, reserved))
+    }
+
+    /// Its window, if it is read ahead now.
+    fn next_window(&self, now: Instant) -> u64 {
+        if self.is_beginning(now) {
+            return self.window.max(FROM_START * self.read);
+        }
+        // A slow reader finds gone what was read ahead for long.
+        match now.duration_since(self.grown) {
+            took if took < FAST => 2 * self.window,
+            took if took > SLOW => self.window / 2,
+            _ => self.window,
+        }
+    }
+}
+
+/// What a read has shown.
+#[derive(Debug, Default)]
+struct Noted {
+    /// Its reader has read so much in sequence that it will hardly come back.
+    is_in_sequence: bool,
+    /// What is to be read ahead, and what is reserved for it.
+    ahead: Option<(Range<u64>, Reserved)>,
 }
 
 /// The streams of an open file.
@@ -58,61 +152,30 @@ struct Stream {
 pub(crate) struct Streams(Mutex<Vec<Stream>>);
 
 impl Streams {
-    /// Notes a read of a file of `size` bytes. Returns what is to be read ahead, and the bytes that
-    /// `reserve` granted for it.
-    fn on_read(
-        &self,
-        offset: u64,
-        len: u64,
-        size: u64,
-        reserve: impl FnOnce(u64) -> Reserved,
-    ) -> Option<(Range<u64>, Reserved)> {
+    /// Notes a read of a file of `size` bytes. For what is to be read ahead then `reserve` grants bytes.
+    fn on_read(&self, offset: u64, len: u64, size: u64, reserve: impl FnOnce(u64) -> Reserved) -> Noted {
         let end = offset.saturating_add(len).min(size);
         if end <= offset {
-            return None;
+            return Noted::default();
         }
         let (mut streams, now) = (self.0.lock(), Instant::now());
         let slack = 2 * len;
         let continues = |s: &Stream| offset <= s.next.saturating_add(slack) && end + slack >= s.next;
-        let (stream, is_new) = match streams.iter().position(continues) {
-            Some(found) => (&mut streams[found], false),
-            None => {
-                if streams.len() == STREAMS
-                    && let Some(oldest) = (0..STREAMS).min_by_key(|&index| streams[index].used)
-                {
-                    streams.swap_remove(oldest);
-                }
-                streams.push(Stream { next: end, ahead: end, window: 0, grown: now, used: now });
-                (streams.last_mut()?, true)
+        let found = streams.iter().position(continues);
+        let at = found.unwrap_or_else(|| {
+            if streams.len() == STREAMS
+                && let Some(oldest) = (0..STREAMS).min_by_key(|&index| streams[index].used)
+            {
+                streams.swap_remove(oldest);
             }
-        };
-        let has_paused = now.duration_since(stream.used) >= PAUSE_MAX;
-        stream.used = now;
-        stream.next = stream.next.max(end);
-        stream.ahead = if has_paused { stream.next } else { stream.ahead.max(stream.next) };
-        if is_new && offset > 0 {
-            return None;
-        }
-        if stream.ahead - stream.next > stream.window / 2 || stream.ahead >= size {
-            return None;
-        }
-        // A slow reader finds gone what was read ahead for long.
-        let window = match now.duration_since(stream.grown) {
-            took if took < FAST => 2 * stream.window,
-            took if took > SLOW => stream.window / 2,
-            _ => stream.window,
-        };
-        stream.grown = now;
-        stream.window = window.max(len).clamp(WINDOW_MIN, WINDOW_MAX);
-        let (from, to) = (stream.ahead, stream.next.saturating_add(stream.window).min(size));
-        let wanted = to.checked_sub(from).filter(|wanted| *wanted > 0)?;
-        let reserved = reserve(wanted);
-        if reserved.bytes < wanted.min(STEP_MIN) {
-            stream.window /= 2;
-            return None;
-        }
-        stream.ahead = from + reserved.bytes;
-        Some((from..stream.ahead, reserved))
+            streams.push(Stream::new(offset, now));
+            streams.len() - 1
+        });
+        let stream = &mut streams[at];
+        stream.on_read(end, now);
+        let is_followed = found.is_some() || offset == 0;
+        let ahead = if is_followed { stream.read_ahead(len, size, now, reserve) } else { None };
+        Noted { is_in_sequence: stream.read >= IN_SEQUENCE, ahead }
     }
 }
 
@@ -129,14 +192,15 @@ impl Tree {
         let wanted = buf.len() as u64;
         self.read_with(pin, buf, offset, |size| {
             let reader = self.segments.reader();
-            let ahead = streams.on_read(offset, wanted, size, |bytes| reader.reserve(bytes));
-            let Some((range, reserved)) = ahead else { return };
+            let noted = streams.on_read(offset, wanted, size, |bytes| reader.reserve(bytes));
+            let Some((range, reserved)) = noted.ahead else { return noted.is_in_sequence };
             let (tree, ino) = (Arc::clone(self), pin.ino);
             self.runtime.spawn(async move {
                 if let Err(error) = tree.read_ahead(ino, range, reserved).await {
                     tracing::debug!(ino, %error, "a file is not read ahead");
                 }
             });
+            noted.is_in_sequence
         })
         .await
     }
@@ -172,18 +236,24 @@ impl Tree {
                 .filter(|(of, run)| *of == object && (run.start..=run.end).contains(&blocks.start))
             {
                 blocks = last.end..blocks.end.max(last.end);
-                let joined = blocks.end.min(last.start + RUN_MAX);
+                let joined = run_end(object, last.start..blocks.end);
                 blocks.start = joined.max(last.end);
                 last.end = blocks.start;
             }
             while !blocks.is_empty() {
-                let end = blocks.end.min(blocks.start + RUN_MAX);
+                let end = run_end(object, blocks.clone());
                 runs.push((object, blocks.start..end));
                 blocks.start = end;
             }
         }
         Ok(runs)
     }
+}
+
+/// Where the first GET of these blocks ends.
+fn run_end(object: Object, blocks: Range<u32>) -> u32 {
+    let is_one = blocks.len() <= RUN_MAX as usize || is_whole(object, &blocks);
+    if is_one { blocks.end } else { blocks.start + RUN }
 }
 
 #[cfg(test)]

@@ -19,18 +19,22 @@ use futures_util::future::join_all;
 use store::{Error, ErrorKind, Result};
 use tokio::sync::Semaphore;
 
-use crate::blocks::{
-    BLOCK, BLOCK_LEN, Blocks, Claim, Key, Lookup, Reserved, blocks_of, bytes_of, numbered, split,
-};
-use crate::bucket::{Bucket, Patience};
+use crate::blocks::{BLOCK, BLOCK_LEN, Blocks, Claim, Key, Lookup, Reserved, blocks_of, bytes_of, split};
+use crate::bucket::{Asked, Bucket, Patience};
 use crate::disk_cache::DiskCache;
 use crate::object_names::object_name;
 use crate::rows::Object;
 
 /// GETs of read-ahead that are under way at a time.
 const AHEAD: usize = 16;
-/// Blocks that one GET fetches at most.
+/// Blocks that one GET of a reader fetches at most.
 pub(crate) const RUN_MAX: u32 = 16;
+/// Blocks of a segment's beginning that are asked for without a range: they are hardly less than all of
+/// it. Servers send a whole object from their files; to send a part, some copy it, which takes them
+/// several times as long.
+const WHOLE_MIN: usize = 32;
+/// A segment has fewer bytes: 8 MiB of data, checksums and a footer.
+const SEGMENT_MAX: u64 = 16 << 20;
 /// Blocks between two that are wanted, which are fetched with them.
 const GAP_MAX: u32 = 1;
 
@@ -73,7 +77,8 @@ impl Reader {
             for fetched in join_all(claims.into_iter().map(|claim| self.fetch(claim, &self.bucket))).await {
                 loaded.0.extend(fetched?);
             }
-            for mut claimed in awaited {
+            // The last first: blocks come in order, and one that is here wakes only who waits for it.
+            for mut claimed in awaited.into_iter().rev() {
                 // Its only end is that of the claim.
                 while claimed.changed().await.is_ok() {}
             }
@@ -100,10 +105,14 @@ impl Reader {
             rest.extend([last.start..*number, number + 1..last.end]);
         }
         rest.retain(|run| !run.is_empty() && claim.is_wanted(run));
-        let gets = rest.into_iter().map(|run| self.get(object, run, bucket));
+        let is_kept = disk.is_some() || !claim.is_ahead();
+        let fill = |block: &(Key, Bytes)| {
+            claim.fill(std::slice::from_ref(block));
+            is_kept
+        };
+        let gets = rest.into_iter().map(|run| self.get(object, run, bucket, fill));
         for fetched in join_all(gets).await {
             let fetched = fetched?;
-            claim.fill(&fetched);
             if let Some(disk) = disk {
                 disk.missed(fetched.len());
                 fetched.iter().for_each(|(key, bytes)| disk.offer(*key, bytes));
@@ -113,10 +122,30 @@ impl Reader {
         Ok(blocks)
     }
 
-    async fn get(&self, object: Object, run: Range<u32>, bucket: &Bucket) -> Result<Vec<(Key, Bytes)>> {
+    /// Fetches a run of blocks; passes each on as soon as it has come. Returns those for which `pass_on`
+    /// says so.
+    async fn get(
+        &self,
+        object: Object,
+        run: Range<u32>,
+        bucket: &Bucket,
+        pass_on: impl Fn(&(Key, Bytes)) -> bool + Send,
+    ) -> Result<Vec<(Key, Bytes)>> {
         let name = object_name(object);
-        let got = bucket.get_pieces(&name, bytes_of(&run), BLOCK_LEN).await;
-        got.map(|blocks| numbered(object, run.start, blocks)).map_err(|error| match error.kind() {
+        let mut blocks = Vec::with_capacity(run.len());
+        let mut numbers = run.clone();
+        let pass_on = |bytes| {
+            if let Some(number) = numbers.next() {
+                let block = ((object, number), bytes);
+                if pass_on(&block) {
+                    blocks.push(block);
+                }
+            }
+        };
+        let is_whole = is_whole(object, &run);
+        let asked = if is_whole { Asked::Whole(SEGMENT_MAX) } else { Asked::UpTo(bytes_of(&run)) };
+        let got = bucket.get_pieces(&name, &asked, BLOCK_LEN, pass_on).await.map(|()| blocks);
+        got.map_err(|error| match error.kind() {
             // To a reader the file is there, and its data is lost.
             ErrorKind::NotFound => {
                 let detail = format!("{}/{name}: the object is missing", self.bucket.url());
@@ -138,13 +167,20 @@ impl Reader {
             return;
         }
         let Ok(_permit) = self.ahead.acquire().await else { return };
-        for claim in self.blocks.claim_ahead(object, run) {
+        for claim in self.blocks.claim_ahead(object, run, reserved) {
             if let Err(error) = self.fetch(claim, &self.ahead_bucket).await {
                 tracing::debug!(%error, "a part is not read ahead");
                 break;
             }
         }
-        drop(reserved);
+    }
+
+    /// A reader in sequence has passed a range of an object, in which `its` bytes are the file's alone:
+    /// those blocks that end with it, or before.
+    pub(crate) fn pass(&self, object: Object, its: Range<u64>, range: &Range<u64>) {
+        let number = |block: u64| u32::try_from(block).unwrap_or(u32::MAX);
+        let first = (range.start / BLOCK).max(its.start.div_ceil(BLOCK));
+        self.blocks.pass(object, number(first)..number(its.end / BLOCK));
     }
 
     /// Gives up what is here of a range, which is damaged.
@@ -171,7 +207,7 @@ impl Reader {
         let fetched = {
             // Its error: it was closed, which it never is.
             let _permit = self.ahead.acquire().await.ok();
-            self.get(object, first..last + 1, &self.bucket).await?
+            self.get(object, first..last + 1, &self.bucket, |_| true).await?
         };
         for (key, bytes) in fetched {
             disk.keep(key, bytes).await;
@@ -193,6 +229,11 @@ impl Reader {
     pub(crate) fn disk_cache(&self) -> Option<&DiskCache> {
         self.disk.as_ref()
     }
+}
+
+/// Whether a run is fetched with its whole object.
+pub(crate) fn is_whole(object: Object, run: &Range<u32>) -> bool {
+    matches!(object, Object::Segment(..)) && run.start == 0 && run.len() >= WHOLE_MIN
 }
 
 impl Loaded {

@@ -10,8 +10,9 @@ use futures_util::stream::{self, BoxStream};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    ObjectStoreExt as _, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, ObjectStoreExt as _, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    Result,
 };
 use parking_lot::Mutex;
 
@@ -32,6 +33,8 @@ pub(crate) enum Fault {
     Denied,
     /// It never ends.
     Hangs,
+    /// Its answer comes in pieces of 64 KiB, each 10 ms after the one before.
+    Trickles,
     /// A create overwrites.
     IgnoresCreate,
     /// A replace overwrites.
@@ -153,7 +156,22 @@ impl ObjectStore for Scripted {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         self.before().await?;
-        self.after(self.inner.get_opts(location, options).await)
+        let got = self.after(self.inner.get_opts(location, options).await)?;
+        if !self.meets(Fault::Trickles) {
+            return Ok(got);
+        }
+        let (meta, range, attributes) = (got.meta.clone(), got.range.clone(), got.attributes.clone());
+        let whole = got.bytes().await?;
+        let pieces: Vec<_> = (0..whole.len()).step_by(64 << 10).collect();
+        let pieces = stream::iter(pieces).then(move |at| {
+            let piece = whole.slice(at..whole.len().min(at + (64 << 10)));
+            async move {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                Ok(piece)
+            }
+        });
+        let payload = GetResultPayload::Stream(pieces.boxed());
+        Ok(GetResult { payload, meta, range, attributes, extensions: Default::default() })
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {

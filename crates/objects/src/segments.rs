@@ -187,7 +187,7 @@ impl Segments {
         let encoded = whole.get(bytes).map(|encoded| whole.slice_ref(encoded));
         let encoded = encoded.ok_or_else(|| rows::corrupted("an extent"))?;
         let mut plain = vec![0; part.len()];
-        self.decode(&mut Part { stored, part, out: &mut plain }, &place, &[encoded])?;
+        self.decode(&mut Part { stored, part, out: &mut plain, is_passed: false }, &place, &[encoded])?;
         Ok(plain.into())
     }
 
@@ -199,7 +199,7 @@ impl Segments {
     /// Reads a part of an extent.
     #[cfg(test)]
     pub(crate) async fn read(&self, stored: &Stored, part: Range<u32>, out: &mut [u8]) -> Result<()> {
-        self.read_all(&mut [Part { stored, part, out }]).await
+        self.read_all(&mut [Part { stored, part, out, is_passed: false }]).await
     }
 
     /// Reads parts of extents. What they need of the bucket is fetched together.
@@ -239,6 +239,9 @@ impl Segments {
         for (part, place) in group {
             let (object, bytes) = (part.stored.object, place.bytes.clone());
             if self.decode(part, place, &loaded.get(object, &bytes)).is_ok() {
+                if part.is_passed {
+                    self.reader.pass(object, u64::from(part.stored.at)..bytes.end, &bytes);
+                }
                 continue;
             }
             self.reader.forget(object, &bytes);
@@ -274,7 +277,7 @@ impl Segments {
     }
 
     fn decode(&self, part: &mut Part<'_>, place: &Place, encoded: &[Bytes]) -> Result<()> {
-        let Part { stored, part, out } = part;
+        let Part { stored, part, out, .. } = part;
         let decoded =
             self.codec.decode_pieces(&place.table, stored.len, place.first_chunk, encoded, part.clone(), out);
         decoded.map_err(|error| self.corrupted(stored.object, &error))
@@ -321,6 +324,8 @@ pub(crate) struct Part<'a> {
     pub(crate) stored: &'a Stored,
     pub(crate) part: Range<u32>,
     pub(crate) out: &'a mut [u8],
+    /// It is read in sequence: its reader asks for what is behind it next.
+    pub(crate) is_passed: bool,
 }
 
 /// Where a part of an extent is in its object.

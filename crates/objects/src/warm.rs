@@ -8,8 +8,8 @@ use store::Result;
 use crate::rows::Kind;
 use crate::tree::Tree;
 
-/// Runs of blocks that are fetched for one file at a time.
-const RUNS: usize = 8;
+/// Runs of blocks that are fetched for one file at a time, of 8 MiB and some bytes at most.
+const RUNS: usize = 4;
 /// Extents that are looked at at a time.
 const EXTENTS: usize = 256;
 

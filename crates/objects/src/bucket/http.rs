@@ -7,7 +7,7 @@ use store::ErrorKind;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::server::{PUT, Reply, Server, bucket_at};
-use super::{Condition, Patience};
+use super::{Asked, Condition, Patience};
 
 const SLOW_DOWN: Reply = Reply::Answer("503 Slow Down", "", "<Error><Code>SlowDown</Code></Error>");
 const FAILED: Reply =
@@ -130,6 +130,16 @@ async fn a_body_that_breaks_off_is_read_again() {
     let server = Server::new(&[cut, Reply::Answer("206 Partial Content", RANGE, "abc")]).await;
     assert_eq!(server.bucket.get_range("a", 2..5).await.unwrap(), "abc");
     assert_eq!(server.bucket.stats().get.retries, 1);
+}
+
+#[tokio::test]
+async fn what_has_come_before_a_body_breaks_off_is_passed_on_once() {
+    let cut = Reply::Cut("206 Partial Content", RANGE, "abc");
+    let server = Server::new(&[cut, cut, Reply::Answer("206 Partial Content", RANGE, "abc")]).await;
+    let mut pieces = Vec::new();
+    server.bucket.get_pieces("a", &Asked::UpTo(2..5), 1, |piece| pieces.push(piece)).await.unwrap();
+    assert_eq!(pieces, ["a", "b", "c"]);
+    assert_eq!(server.bucket.stats().get.retries, 2);
 }
 
 #[tokio::test]

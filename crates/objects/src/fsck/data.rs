@@ -125,7 +125,7 @@ impl Data<'_> {
 
 async fn read_one(segments: &Segments, there: There) -> (There, Result<()>) {
     let mut data = vec![0; (there.part.end - there.part.start) as usize];
-    let part = Part { stored: &there.stored, part: there.part.clone(), out: &mut data };
+    let part = Part { stored: &there.stored, part: there.part.clone(), out: &mut data, is_passed: false };
     let read = segments.read_all(&mut [part]).await;
     (there, read)
 }

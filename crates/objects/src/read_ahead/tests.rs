@@ -17,17 +17,50 @@ const LATENCY: Duration = Duration::from_millis(50);
 /// What is read ahead after a read, if there is memory for all of it.
 fn ahead(streams: &Streams, offset: u64, len: u64) -> Option<Range<u64>> {
     let blocks = Arc::new(Blocks::default());
-    streams.on_read(offset, len, 1000 * MIB, |bytes| blocks.reserve(bytes)).map(|(range, _)| range)
+    streams.on_read(offset, len, 1000 * MIB, |bytes| blocks.reserve(bytes)).ahead.map(|(range, _)| range)
 }
 
 #[tokio::test]
 async fn a_window_grows_while_a_file_is_read_in_sequence() {
     let streams = Streams::default();
     let windows: Vec<_> = (0..100).filter_map(|at| ahead(&streams, at * MIB, MIB)).collect();
-    assert_eq!(windows[..4], [MIB..2 * MIB, 2 * MIB..4 * MIB, 4 * MIB..7 * MIB, 7 * MIB..13 * MIB]);
+    assert_eq!(windows[..4], [MIB..8 * MIB, 8 * MIB..16 * MIB, 16 * MIB..24 * MIB, 24 * MIB..32 * MIB]);
     assert!(windows.windows(2).all(|two| two[0].end == two[1].start), "each byte once");
     assert!(windows.iter().all(|window| window.end - window.start <= WINDOW_MAX));
-    assert!(windows.last().unwrap().end >= 100 * MIB + WINDOW_MAX / 2);
+    assert!(windows[1..].iter().all(|window| window.end - window.start == SEGMENT));
+    assert!(windows.last().unwrap().end >= 100 * MIB + WINDOW_MAX - SEGMENT);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_window_is_in_proportion_to_what_was_read() {
+    for len in [4096, 64 << 10, MIB] {
+        let (streams, mut end) = (Streams::default(), 0);
+        for at in 0..4 {
+            let range = ahead(&streams, at * len, len);
+            end = range.map_or(end, |range| range.end);
+            let most = (FROM_START * (at + 1) * len).max(WINDOW_MIN);
+            assert!(end - (at + 1) * len <= most, "{end} after {at} of {len}");
+        }
+        assert!(len < MIB || end >= WINDOW_MAX, "the largest after four large reads");
+    }
+    // Who reads slowly, or does not begin with the file, has a window that doubles.
+    for (first, pause) in [(0, BEGINNING), (100 * MIB, Duration::ZERO)] {
+        let streams = Streams::default();
+        for at in 0..6 {
+            ahead(&streams, first + at * MIB, MIB);
+            tokio::time::sleep(pause).await;
+        }
+        let window = streams.0.lock()[0].window;
+        assert!((2 * MIB..=16 * MIB).contains(&window), "{window} from {first}");
+    }
+}
+
+#[tokio::test]
+async fn who_reads_the_same_again_is_not_in_sequence() {
+    let (streams, blocks) = (Streams::default(), Arc::new(Blocks::default()));
+    let read = |offset| streams.on_read(offset, MIB, 1000 * MIB, |bytes| blocks.reserve(bytes));
+    assert!((0..100).all(|_| !read(0).is_in_sequence));
+    assert!((1..100).any(|at| read(at * MIB).is_in_sequence));
 }
 
 #[tokio::test]
@@ -65,15 +98,15 @@ async fn without_memory_nothing_is_read_ahead_and_after_a_pause_it_begins_again(
     let all = blocks.reserve(u64::MAX);
     let streams = Streams::default();
     for at in 0..10 {
-        assert!(streams.on_read(at * MIB, MIB, 1000 * MIB, |bytes| blocks.reserve(bytes)).is_none());
+        assert!(streams.on_read(at * MIB, MIB, 1000 * MIB, |bytes| blocks.reserve(bytes)).ahead.is_none());
     }
     drop(all);
-    let (range, _) = streams.on_read(10 * MIB, MIB, 1000 * MIB, |bytes| blocks.reserve(bytes)).unwrap();
+    let (range, _) = streams.on_read(10 * MIB, MIB, 1000 * MIB, |bytes| blocks.reserve(bytes)).ahead.unwrap();
     assert_eq!(range.start, 11 * MIB);
     tokio::time::sleep(PAUSE_MAX).await;
-    let (range, _) = streams.on_read(11 * MIB, MIB, 1000 * MIB, |bytes| blocks.reserve(bytes)).unwrap();
+    let (range, _) = streams.on_read(11 * MIB, MIB, 1000 * MIB, |bytes| blocks.reserve(bytes)).ahead.unwrap();
     assert_eq!(range.start, 12 * MIB, "what was read ahead is gone");
-    assert!(streams.on_read(999 * MIB, 9 * MIB, 1000 * MIB, |bytes| blocks.reserve(bytes)).is_none());
+    assert!(streams.on_read(999 * MIB, 9 * MIB, 1000 * MIB, |bytes| blocks.reserve(bytes)).ahead.is_none());
 }
 
 async fn open(bucket: &Bucket, nonce: u8) -> Arc<Mounted> {
@@ -120,12 +153,12 @@ async fn a_file_read_in_sequence_comes_once_and_waits_for_few_answers() {
         assert!(data.iter().zip(at..).all(|(found, at)| *found == byte(at)));
     }
     let after = bucket.stats();
-    assert!(begun.elapsed() < 12 * LATENCY, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < 6 * LATENCY, "{:?}", begun.elapsed());
     let down = after.bytes_down - before.bytes_down;
     assert!(down < FILE + FILE / 20, "{down} bytes came");
     let gets = after.get.requests - before.get.requests;
-    // Three for each segment of 8 MiB, and where windows end.
-    assert!(gets <= 48, "{gets} requests");
+    // One for each segment of 8 MiB but the first, which comes in parts.
+    assert!(gets <= 12, "{gets} requests");
     mounted.close().await;
 }
 

@@ -87,3 +87,57 @@ async fn read_ahead_leaves_permits_to_those_who_wait() {
     // A reader who waits for one that hangs tries itself in the end.
     assert_eq!(read(&reader, 0..10).await, content(10));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_block_is_there_as_soon_as_it_has_come() {
+    let scripted = Arc::new(Scripted::new(1).with(Fault::Trickles, 100));
+    let path = format!("v/{}", object_name(OBJECT)).into();
+    scripted.put_opts(&path, content(5 << 20).into(), Default::default()).await.unwrap();
+    let reader = Arc::new(Reader::new(Bucket::new(Arc::clone(&scripted) as _, "v".into()).bulk(), None));
+    let (ahead, reserved) = (Arc::clone(&reader), reader.reserve(16 * BLOCK));
+    let begun = tokio::time::Instant::now();
+    let ahead = tokio::spawn(async move { ahead.fetch_ahead(OBJECT, 0..16, reserved).await });
+    tokio::task::yield_now().await;
+    // Each block takes 40 ms.
+    for (number, blocks) in [(0, 1), (1, 2), (4, 5), (9, 10)] {
+        let range = number * BLOCK..number * BLOCK + 100;
+        assert!(read(&reader, range.clone()).await == content(5 << 20)[place(&range)]);
+        assert_eq!(begun.elapsed(), Duration::from_millis(40 * blocks), "block {number}");
+    }
+    assert_eq!(reader.bucket.stats().get.requests, 1);
+    ahead.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_a_block_of_a_request_that_fails_fetches_it() {
+    let scripted = Arc::new(Scripted::new(1).with(Fault::Trickles, 100));
+    let path = format!("v/{}", object_name(OBJECT)).into();
+    scripted.put_opts(&path, content(5 << 20).into(), Default::default()).await.unwrap();
+    let reader = Arc::new(Reader::new(Bucket::new(Arc::clone(&scripted) as _, "v".into()).bulk(), None));
+    let (ahead, reserved) = (Arc::clone(&reader), reader.reserve(16 * BLOCK));
+    let ahead = tokio::spawn(async move { ahead.fetch_ahead(OBJECT, 0..16, reserved).await });
+    tokio::time::sleep(Duration::from_millis(90)).await;
+    let waiting = {
+        let reader = Arc::clone(&reader);
+        tokio::spawn(async move { read(&reader, BLOCK..4 * BLOCK).await })
+    };
+    tokio::task::yield_now().await;
+    ahead.abort();
+    assert!(waiting.await.unwrap() == content(5 << 20)[place(&(BLOCK..4 * BLOCK))]);
+    let stats = reader.bucket.stats();
+    assert_eq!((stats.get.requests, stats.bytes_down), (2, 4 * BLOCK), "two had come, and bring two more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_segment_that_is_read_ahead_comes_whole() {
+    let len = 33 * BLOCK + 100;
+    let reader = slow(usize::try_from(len).unwrap()).await;
+    reader.fetch_ahead(OBJECT, 0..33, reader.reserve(33 * BLOCK)).await;
+    let stats = reader.bucket.stats();
+    assert_eq!((stats.get.requests, stats.bytes_down), (1, len), "it was not asked for a range");
+    assert!(read(&reader, 0..33 * BLOCK).await == content(33 * BLOCK_LEN));
+    assert_eq!(reader.bucket.stats().get.requests, 1);
+    assert!(
+        !is_whole(OBJECT, &(1..34)) && !is_whole(OBJECT, &(0..16)) && !is_whole(Object::Log(1), &(0..33))
+    );
+}
