@@ -1,8 +1,8 @@
 //! A store on object storage: a volume that rests in a bucket, log-structured.
 //!
 //! ```text
-//!  store        the `Store` trait: each call runs on the process's runtime until it has ended
-//!   |
+//!  store        the `Store` trait: each call runs on the process's runtime until it has ended;
+//!   |           `open_dir` lists directories, in the order of `listing` where it can
 //!  mount        opens and closes a volume: format, lease, engine, log, in this order
 //!   |   \
 //!   |    lease  who holds the volume, by conditional requests
@@ -71,6 +71,7 @@ mod journal;
 pub mod key_file;
 pub mod lease;
 mod limited;
+mod listing;
 mod log;
 mod make;
 mod mount;
@@ -79,6 +80,7 @@ mod newest_manifest;
 mod node;
 mod object_names;
 pub mod open;
+mod open_dir;
 mod parents;
 mod pending;
 mod pieces;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use store::{Creator, ErrorKind, Name, ObjectId, RenameFlags, Result};
 
 use crate::engine::Batch;
+use crate::listing::NameChange;
 use crate::node::{LockedNodes, Pin, State};
 use crate::quotas::PromisedInode;
 use crate::rows::{EntryRow, InodeRow, Kind, entry_key, to_bytes};
@@ -120,13 +121,18 @@ impl Tree {
             None
         };
         let mut batch = Batch::default();
+        let mut left = None;
         match target {
-            Some(target) if exchanges => self.exchange(moved, target, &mut locked, &mut batch),
+            Some(target) if exchanges => {
+                self.exchange(moved, target, &mut locked, &mut batch);
+                left = Some(EntryRow { ino: target.ino, kind: locked.of(target.ino).row.kind });
+            }
             _ => self.replace(moved, &mut locked, &mut batch).await?,
         }
         if let Some(promised) = whiteout {
-            self.leave_whiteout(from, promised, &mut batch);
+            left = Some(self.leave_whiteout(from, promised, &mut batch));
         }
+        let arrived = EntryRow { ino: node.ino, kind: locked.of(node.ino).row.kind };
         touch(locked.of(from.0.ino));
         touch(locked.of(to.0.ino));
         locked.of(node.ino).row.ctime = now();
@@ -135,7 +141,10 @@ impl Tree {
         for ino in changed {
             locked.of(ino).put(ino, &self.quotas, &mut batch);
         }
+        let (from_names, to_names) = (from.0.names.changing(), to.0.names.changing());
         self.write(batch).await?;
+        from_names.end(&NameChange { name: from.1, was_there: true, now: left });
+        to_names.end(&NameChange { name: to.1, was_there: target.is_some(), now: Some(arrived) });
         node.named(to.0.ino, to.1);
         Ok(true)
     }
@@ -181,14 +190,21 @@ impl Tree {
     }
 
     /// A character device 0:0, with which overlay file systems mark a removed name.
-    fn leave_whiteout(&self, (dir, name): &(Pin, &OsStr), promised: PromisedInode<'_>, batch: &mut Batch) {
+    fn leave_whiteout(
+        &self,
+        (dir, name): &(Pin, &OsStr),
+        promised: PromisedInode<'_>,
+        batch: &mut Batch,
+    ) -> EntryRow {
         let creator = Creator { uid: 0, gid: 0, umask: 0 };
         let (kind, ino) = (Kind::CharDevice, self.new_ino());
         let row = InodeRow { kind, ..crate::tree::new_row(kind, 0, creator) };
         State::made(row, promised.project).put_new(ino, &self.quotas, batch);
         promised.keep();
-        batch.put(entry_key(dir.ino, name), to_bytes(&EntryRow { ino, kind }));
+        let entry = EntryRow { ino, kind };
+        batch.put(entry_key(dir.ino, name), to_bytes(&entry));
         batch.totals.inodes += 1;
+        entry
     }
 
     /// Whether `ino` is the directory `dir` or one above it.

@@ -14,6 +14,7 @@ use store::{Error, ErrorKind, Result};
 use sync::mutant::is_on;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
 
+use crate::listing::DirNames;
 use crate::pieces::Pieces;
 use crate::rows::{InodeRow, Kind, inode_to_bytes};
 use crate::tree::Tree;
@@ -32,6 +33,8 @@ pub(crate) struct Node {
     pub(crate) ended: watch::Sender<u64>,
     /// How many of them somebody waits for.
     awaited: watch::Sender<u64>,
+    /// Of a directory, what is known of its names.
+    pub(crate) names: DirNames,
     /// The directory and the name by which it was found or made last: for a person to read.
     name: Mutex<Option<(u64, OsString)>>,
 }
@@ -168,6 +171,7 @@ impl Nodes {
                     tenant: AtomicU64::default(),
                     ended: watch::Sender::new(0),
                     awaited: watch::Sender::new(0),
+                    names: DirNames::default(),
                     name: Mutex::default(),
                 }),
                 kept: 0,

@@ -1,48 +1,37 @@
 //! The store trait over a volume in a bucket: each call waits on its own thread until it has ended.
 
-use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::io::IoSlice;
 use std::os::fd::{OwnedFd, RawFd};
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use recovery::{NodeKey, Place};
 use store::{
-    Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, Entry, Error, ErrorKind, File, FileType,
-    Incoming, Kept, Name, NewNode, NumberedState, ObjectId, OnChange, OpenDirState, RenameFlags,
-    RequestStats, Result, Seek, SetAttr, SetXattr, Snapshot, Snapshots, StatFs, Store, StoreState,
+    Access, AllocateMode, Attr, Created, Creator, Dir, Entry, Error, ErrorKind, File, FileType, Incoming,
+    Kept, Name, NewNode, NumberedState, ObjectId, OnChange, OpenDirState, RenameFlags, RequestStats, Result,
+    Seek, SetAttr, SetXattr, Snapshot, Snapshots, StatFs, Store, StoreState,
 };
 use tokio::runtime::Handle;
 
 use crate::data::WRITE_BEHIND_BYTES;
-use crate::hex;
 use crate::mount::Mounted;
 use crate::node::Pin;
+use crate::open_dir::{BucketDir, Names};
 use crate::quota_attribute::QuotaAttribute;
 use crate::quotas::VOLUME;
 use crate::read_ahead::Streams;
-use crate::rows::{self, EntryRow, Kind, entry_key};
+use crate::rows::Kind;
 use crate::tree::Tree;
 
 /// Unit of the sizes that [`Store::statfs`] returns.
 const FRAGMENT: u32 = 4096;
 /// The size of a bucket, which has none.
 const SIZE_SHOWN: u64 = 1 << 50;
-/// Names that are read at a time.
-const LIST_BATCH: usize = 512;
 /// How long what others may change is remembered at most.
 const KEPT_MAX: Duration = Duration::from_secs(1);
-/// Batches that an open directory keeps.
-const LIST_BATCHES: usize = 128;
-/// Those of them that the next program of the process gets: one may have been read to its end.
-const HANDED_BATCHES: usize = 2;
-/// The cookie behind `.` and `..`.
-const DOTS: u64 = 2;
 
 /// Waits for a future on this thread, with the runtime's timers and tasks at hand.
 pub(crate) fn wait<F: Future>(runtime: &Handle, future: F) -> F::Output {
@@ -51,7 +40,7 @@ pub(crate) fn wait<F: Future>(runtime: &Handle, future: F) -> F::Output {
 }
 
 /// Waits for a call that reads an inode: of a volume that others write it finds one state.
-fn read<F: Future>(tree: &Tree, runtime: &Handle, ino: u64, future: F) -> F::Output {
+pub(crate) fn read<F: Future>(tree: &Tree, runtime: &Handle, ino: u64, future: F) -> F::Output {
     match tree.engine.followed() {
         Some(followed) => wait(runtime, followed.within(ino, future)),
         None => wait(runtime, future),
@@ -98,14 +87,18 @@ impl BucketStore {
         Arc::new(BucketFile { tree, pin, runtime, streams })
     }
 
-    fn dir(&self, id: ObjectId, names: Names) -> Result<Arc<dyn Dir>> {
+    /// A directory that is to be opened.
+    fn dir(&self, id: ObjectId) -> Result<Pin> {
         let op = "open dir";
         let pin = self.tree.pin_used(id.0, op)?;
         if !self.read(id, pin.lock())?.row.is_dir() {
             return Err(Error::new(ErrorKind::NotDirectory, op));
         }
-        let (tree, runtime, names) = (Arc::clone(&self.tree), self.runtime.clone(), Mutex::new(names));
-        Ok(Arc::new(BucketDir { tree, pin, runtime, names }))
+        Ok(pin)
+    }
+
+    fn open_dir_again(&self, pin: Pin, names: Option<Names>) -> Arc<dyn Dir> {
+        Arc::new(BucketDir::with(Arc::clone(&self.tree), pin, self.runtime.clone(), names))
     }
 
     fn created(&self, entry: Entry) -> Result<Created> {
@@ -224,11 +217,12 @@ impl Store for BucketStore {
     }
 
     fn open_dir(&self, id: ObjectId) -> Result<Arc<dyn Dir>> {
-        self.dir(id, Names::default())
+        let dir = BucketDir::open(Arc::clone(&self.tree), self.dir(id)?, self.runtime.clone())?;
+        Ok(Arc::new(dir))
     }
 
     fn sync_dir(&self, id: ObjectId) -> Result<()> {
-        self.open_dir(id)?;
+        self.dir(id)?;
         self.wait(self.tree.engine.commit_to_host())
     }
 
@@ -333,7 +327,7 @@ impl Store for BucketStore {
     }
 
     fn open_dir_behind(&self, id: ObjectId, places: Vec<Place>) -> Result<Arc<dyn Dir>> {
-        self.dir(id, Names::behind(places))
+        Ok(self.open_dir_again(self.dir(id)?, Names::behind(places)))
     }
 
     fn recoverable(&self, _lock: RawFd) -> Option<(StoreState, Arc<OwnedFd>)> {
@@ -356,13 +350,12 @@ impl Store for BucketStore {
     ) -> Result<Arc<dyn Dir>> {
         let op = "take over a directory";
         let names = match state {
-            OpenDirState::Listed(listed) => Names::from_text(listed)?,
-            OpenDirState::ListedBytes(listed) => Names::from_bytes(listed)?,
+            OpenDirState::Listed(listed) if listed.is_empty() => None,
+            OpenDirState::Listed(listed) => Some(Names::from_text(listed)?),
+            OpenDirState::ListedBytes(listed) => Some(Names::from_bytes(listed)?),
             OpenDirState::Fd(_) => return Err(Error::new(ErrorKind::Invalid, op)),
         };
-        let names = Mutex::new(names);
-        let (tree, runtime) = (Arc::clone(&self.tree), self.runtime.clone());
-        Ok(Arc::new(BucketDir { pin: tree.pin_used(id.0, op)?, tree, runtime, names }))
+        Ok(self.open_dir_again(self.tree.pin_used(id.0, op)?, names))
     }
 
     fn abort(&self) {
@@ -430,223 +423,5 @@ impl File for BucketFile {
 impl Drop for BucketFile {
     fn drop(&mut self) {
         self.tree.on_close(&self.pin);
-    }
-}
-
-/// An open directory.
-#[derive(Debug)]
-struct BucketDir {
-    tree: Arc<Tree>,
-    pin: Pin,
-    runtime: Handle,
-    names: Mutex<Names>,
-}
-
-/// Names that were read together.
-type NameBatch = Arc<Vec<(OsString, EntryRow)>>;
-
-/// Names that were read, in batches. A cookie is a name's place in the order in which they were
-/// read, behind `.` and `..`.
-#[derive(Debug, Default)]
-struct Names {
-    /// Where they were begun to be read: so many names come before, the last of which is this one.
-    begin: Begin,
-    /// The same of an earlier place, where the listing may be continued.
-    earlier: Option<Begin>,
-    /// The last name of each batch: the next begins behind it.
-    lasts: Vec<OsString>,
-    /// The latest batches, by number.
-    kept: VecDeque<(usize, NameBatch)>,
-}
-
-/// How many names come before, and the last of them.
-type Begin = (usize, Option<OsString>);
-
-/// [`Names`] to be written down: the last name of each batch; of the newest ones their numbers, their
-/// names and what these name.
-type ListedNames = (Vec<Vec<u8>>, Vec<(usize, Vec<(Vec<u8>, EntryRow)>)>);
-
-impl Names {
-    /// Those of a listing that another process has continued up to these places, the newest first.
-    fn behind(places: Vec<Place>) -> Self {
-        let begin = |place: Place| {
-            let before = usize::try_from(place.next.checked_sub(DOTS)?).ok()?;
-            Some(if before == 0 { Begin::default() } else { (before, Some(place.name)) })
-        };
-        let mut places = places.into_iter().filter_map(begin);
-        Self { begin: places.next().unwrap_or_default(), earlier: places.next(), ..Self::default() }
-    }
-
-    /// Begins anew where the listing can be continued behind so many names.
-    fn begin_for(&mut self, before: usize) {
-        if before < self.begin.0 {
-            let earlier = self.earlier.take().filter(|earlier| earlier.0 <= before);
-            *self = Self { begin: earlier.unwrap_or_default(), ..Self::default() };
-        }
-    }
-
-    /// Of the batches that are kept the newest: a reader that reads on is there. Others are read again.
-    fn to_text(&self) -> Result<String> {
-        if self.begin.0 > 0 {
-            // A server that follows another one hands nothing over: yet another one follows it.
-            return Err(Error::new(ErrorKind::Unsupported, "hand a directory over"));
-        }
-        let bytes = |name: &OsString| name.as_bytes().to_vec();
-        let older = self.kept.len().saturating_sub(HANDED_BATCHES);
-        let kept =
-            self.kept.iter().skip(older).map(|(number, batch)| {
-                (*number, batch.iter().map(|(name, row)| (bytes(name), *row)).collect())
-            });
-        let listed: ListedNames = (self.lasts.iter().map(bytes).collect(), kept.collect());
-        let bytes = postcard::to_allocvec(&listed);
-        bytes
-            .map(|bytes| hex::encode(&bytes))
-            .map_err(|_| Error::new(ErrorKind::TooBig, "hand a directory over"))
-    }
-
-    fn from_text(text: &str) -> Result<Self> {
-        let mut bytes = vec![0; text.len() / 2];
-        if !hex::decode(text.as_bytes(), &mut bytes) {
-            return Err(Error::new(ErrorKind::Invalid, "take over a directory"));
-        }
-        Self::from_bytes(&bytes)
-    }
-
-    fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let listed = postcard::from_bytes(bytes);
-        let (lasts, kept): ListedNames =
-            listed.map_err(|_| Error::new(ErrorKind::Invalid, "take over a directory"))?;
-        let lasts = lasts.into_iter().map(OsString::from_vec).collect();
-        let batch = |batch: Vec<(Vec<u8>, EntryRow)>| {
-            Arc::new(batch.into_iter().map(|(name, row)| (OsString::from_vec(name), row)).collect())
-        };
-        let kept = kept.into_iter().map(|(number, names)| (number, batch(names))).collect();
-        Ok(Self { lasts, kept, ..Self::default() })
-    }
-
-    fn kept(&self, number: usize) -> Option<NameBatch> {
-        self.kept.iter().find(|(kept, _)| *kept == number).map(|(_, batch)| Arc::clone(batch))
-    }
-
-    fn keep(&mut self, number: usize, batch: &NameBatch) {
-        if let Some((last, _)) = batch.last()
-            && number == self.lasts.len()
-            && batch.len() == LIST_BATCH
-        {
-            self.lasts.push(last.clone());
-        }
-        self.kept.push_back((number, Arc::clone(batch)));
-        if self.kept.len() > LIST_BATCHES {
-            self.kept.pop_front();
-        }
-    }
-}
-
-impl BucketDir {
-    fn batch(&self, number: usize) -> Result<NameBatch> {
-        let after = {
-            let names = self.names.lock();
-            if let Some(batch) = names.kept(number) {
-                return Ok(batch);
-            }
-            match number.checked_sub(1) {
-                None => names.begin.1.clone(),
-                Some(before) => match names.lasts.get(before) {
-                    Some(last) => Some(last.clone()),
-                    // A short batch is the last.
-                    None => return Ok(Arc::default()),
-                },
-            }
-        };
-        let mut range = rows::keys_of(b'D', self.pin.ino);
-        if let Some(after) = after {
-            range.start = entry_key(self.pin.ino, &after);
-            range.start.push(0);
-        }
-        let scan = self.tree.engine.scan(range, LIST_BATCH);
-        let rows = read(&self.tree, &self.runtime, self.pin.ino, scan)?;
-        let batch: Result<Vec<_>> = rows
-            .iter()
-            .map(|(key, row)| {
-                let name = OsString::from_vec(rows::rest_of(key).to_vec());
-                Ok((name, rows::from_bytes(row, "a directory entry")?))
-            })
-            .collect();
-        let batch = Arc::new(batch?);
-        self.names.lock().keep(number, &batch);
-        Ok(batch)
-    }
-}
-
-impl Dir for BucketDir {
-    fn hand_over(&self, _kept: &mut Kept) -> Result<OpenDirState> {
-        self.names.lock().to_text().map(OpenDirState::Listed)
-    }
-
-    fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
-        let dir = |name: &str, ino: u64, next: u64| DirEntry {
-            name: name.into(),
-            ino,
-            kind: Some(FileType::Directory),
-            next,
-        };
-        if offset == 0 {
-            *self.names.lock() = Names::default();
-        }
-        if offset < 1 && !sink(dir(".", self.pin.ino, 1)) {
-            return Ok(());
-        }
-        if offset < DOTS {
-            let parent = read(&self.tree, &self.runtime, self.pin.ino, self.pin.lock())?.row.parent;
-            if !sink(dir("..", parent, DOTS)) {
-                return Ok(());
-            }
-        }
-        let at = usize::try_from(offset.max(DOTS) - DOTS).unwrap_or(usize::MAX);
-        let (begin, known) = {
-            let mut names = self.names.lock();
-            names.begin_for(at);
-            (names.begin.0, names.lasts.len())
-        };
-        let mut at = at - begin;
-        // Batches before it: this opening may be asked for a place of another one's, or of another
-        // server's.
-        for number in known..at / LIST_BATCH {
-            if self.batch(number)?.len() < LIST_BATCH {
-                return Ok(());
-            }
-        }
-        loop {
-            let batch = self.batch(at / LIST_BATCH)?;
-            let rest = batch.get(at % LIST_BATCH..).unwrap_or_default();
-            if rest.is_empty() {
-                return Ok(());
-            }
-            for (name, entry) in rest {
-                at += 1;
-                let (name, kind) = (name.clone(), Some(entry.kind.into()));
-                if !sink(DirEntry { name, ino: entry.ino, kind, next: (begin + at) as u64 + DOTS }) {
-                    return Ok(());
-                }
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A program whose state has version 2 has left the bytes themselves.
-    #[test]
-    fn a_listing_is_read_as_either_version_has_it() {
-        let names = Names { lasts: vec!["a".into(), "b".into()], ..Names::default() };
-        let text = names.to_text().unwrap();
-        let mut bytes = vec![0; text.len() / 2];
-        assert!(hex::decode(text.as_bytes(), &mut bytes));
-        for read in [Names::from_text(&text), Names::from_bytes(&bytes)] {
-            assert_eq!(read.unwrap().lasts, names.lasts);
-        }
-        assert!(Names::from_bytes(&[0xff]).is_err());
     }
 }

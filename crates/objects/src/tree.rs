@@ -20,6 +20,7 @@ use tokio::sync::Mutex as AsyncMutex;
 
 use crate::engine::{Batch, Engine};
 use crate::extent_cache::{ExtentCache, FileExtents, Known};
+use crate::listing::{ListingRoom, NameChange};
 use crate::node::{LockedNodes, Nodes, Pin, State};
 use crate::pending::Pending;
 use crate::quotas::Quotas;
@@ -58,6 +59,7 @@ pub(crate) struct Tree {
     pub(crate) totals: Mutex<Totals>,
     pub(crate) size_max: Option<u64>,
     pub(crate) quotas: Quotas,
+    pub(crate) listing_room: Arc<ListingRoom>,
     /// Inodes that are being removed.
     reaping: Mutex<HashSet<u64>>,
     next_ino: AtomicU64,
@@ -115,6 +117,7 @@ impl Tree {
             totals: Mutex::new(totals),
             size_max,
             quotas,
+            listing_room: Arc::default(),
             reaping: Mutex::default(),
             next_ino: AtomicU64::new(first.max(2)),
         }))
@@ -321,11 +324,17 @@ impl Tree {
         let kind = row.kind;
         let (pin, mut state) = self.pin_new(ino, State::made(row, promised.project)).await;
         state.put_new(ino, &self.quotas, &mut batch);
-        batch.put(entry_key(parent.0, name), to_bytes(&EntryRow { ino, kind }));
+        let entry = EntryRow { ino, kind };
+        batch.put(entry_key(parent.0, name), to_bytes(&entry));
         dir_state.put(parent.0, &self.quotas, &mut batch);
         batch.totals.inodes = 1;
+        let changing = dir.names.changing();
         self.write(batch).await?;
+        changing.end(&NameChange::made(name, entry));
         promised.keep();
+        if kind == Kind::Directory {
+            pin.names.none_yet();
+        }
         if kind == Kind::Regular {
             self.extent_cache.give(ino, Known::All(FileExtents::default()));
         }
@@ -410,10 +419,13 @@ impl Tree {
         state.row.ctime = now();
         let kind = state.row.kind;
         state.put(id.0, &self.quotas, &mut batch);
-        batch.put(entry_key(parent.0, name), to_bytes(&EntryRow { ino: id.0, kind }));
+        let entry = EntryRow { ino: id.0, kind };
+        batch.put(entry_key(parent.0, name), to_bytes(&entry));
         touch(locked.of(parent.0));
         locked.of(parent.0).put(parent.0, &self.quotas, &mut batch);
+        let changing = dir.names.changing();
         self.write(batch).await?;
+        changing.end(&NameChange::made(name, entry));
         drop(locked);
         node.named(parent.0, name);
         self.refer(node).await
@@ -454,7 +466,10 @@ impl Tree {
         }
         touch(dir_state);
         dir_state.put(parent.0, &self.quotas, &mut batch);
-        self.write(batch).await
+        let changing = dir.names.changing();
+        self.write(batch).await?;
+        changing.end(&NameChange::removed(name));
+        Ok(())
     }
 
     /// Removes an inode that has no name and no reference any more.

@@ -282,6 +282,9 @@ impl<A: Around> Dir for AroundOpen<dyn Dir, A> {
     fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
         self.around.call("list", || self.inner().list(offset, sink))
     }
+    fn shares_places(&self) -> bool {
+        self.inner().shares_places()
+    }
     fn hand_over(&self, kept: &mut Kept) -> Result<OpenDirState> {
         self.inner().hand_over(kept)
     }

@@ -82,7 +82,7 @@ impl NumberedState {
 pub enum OpenDirState {
     /// The descriptor of its opening.
     Fd(RawFd),
-    /// What was listed so far, as its store writes it.
+    /// What was listed so far, as its store writes it; since version 5 nothing, where a place says all.
     Listed(String),
     /// The same, as a program wrote it whose state has version 2.
     ListedBytes(Vec<u8>),

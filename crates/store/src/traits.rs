@@ -255,8 +255,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         None
     }
 
-    /// Whether [`DirEntry::next`] of a directory's entries is true of one opening alone; otherwise it is
-    /// the medium's own, and the same for all of them.
+    /// Whether [`DirEntry::next`] of a directory's entries may be true of one opening alone
+    /// ([`Dir::shares_places`]); otherwise it is the medium's own, and the same for all of them.
     fn lists_by_order(&self) -> bool {
         false
     }
@@ -320,6 +320,13 @@ pub trait Dir: Send + Sync + fmt::Debug {
     /// Lists from `offset` on (0, or a [`DirEntry::next`]) until `sink` says `false`; an entry that
     /// was refused so comes again from its predecessor's `next`.
     fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()>;
+
+    /// Whether [`DirEntry::next`] means the same to every opening of the directory, also in another
+    /// process, for as long as this one is open. What it lists may be remembered then, and be continued
+    /// by another opening.
+    fn shares_places(&self) -> bool {
+        true
+    }
 
     /// The descriptor of the opening, where it is one of the host's.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

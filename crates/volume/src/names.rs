@@ -257,18 +257,18 @@ impl Volume {
         Ok(listed?)
     }
 
-    /// Whether a place in a listing is the opening's own: it means nothing to another opening of the
-    /// directory.
+    /// Whether what an open directory lists may be remembered: a place in it means the same to every
+    /// opening of the directory.
     #[must_use]
-    pub fn lists_by_order(&self) -> bool {
-        self.core.store.lists_by_order()
+    pub fn shares_places(&self, handle: HandleId) -> bool {
+        self.dirs.get(handle).is_ok_and(|dir| dir.dir.shares_places())
     }
 
     /// Whether a server that follows continues listings where the kernel does: where the programs have
     /// taken all entries of an answer.
     #[must_use]
     pub fn continues_listings(&self) -> bool {
-        self.core.options.recovery.is_some() && self.lists_by_order()
+        self.core.options.recovery.is_some() && self.core.store.lists_by_order()
     }
 
     /// Makes completed changes of a directory's entries durable.

@@ -46,6 +46,10 @@ impl Dir for Unopened {
         };
         dir.list(offset, sink)
     }
+
+    fn shares_places(&self) -> bool {
+        self.opened.get().is_some_and(|dir| dir.shares_places())
+    }
 }
 
 /// Whether a message could not be sent because nobody is there to read it.

@@ -10,9 +10,9 @@ use crate::reply::{Reply, Sent};
 use crate::tree::Open;
 
 /// The kernel may remember listings: it drops them itself when a name is made or removed, and only
-/// this kernel changes the store. Not those of a store whose places are an opening's own: the kernel
-/// gives what it remembers to any opening, looks in it for the place that this one was told, and asks it
-/// for the rest when it drops it.
+/// this kernel changes the store. Not those whose places are the opening's own: the kernel gives what it
+/// remembers to any opening, looks in it for the place that this one was told, and asks it for the rest
+/// when it drops it.
 pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
     let open = || match cx.once.opened() {
         Some(open) => Ok(handle_id(open.handle)),
@@ -24,8 +24,8 @@ pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
     cx.open_with(reply, Open::Directory, open, |reply, handle, pin| {
         cx.opened(Open::Directory, handle, pin);
         let may_be_kept = FOpen::CACHE_DIR | FOpen::KEEP_CACHE;
-        let is_asked_each_time = cx.is_shared() || !cx.is_alone() || cx.volume().lists_by_order();
-        let open_flags = if is_asked_each_time { FOpen::empty() } else { may_be_kept }.bits();
+        let is_kept = !cx.is_shared() && cx.is_alone() && cx.volume().shares_places(handle);
+        let open_flags = if is_kept { may_be_kept } else { FOpen::empty() }.bits();
         let sent = reply.value(&OpenOut { fh: handle.0, open_flags, backing_id: 0 });
         if !sent.is_delivered {
             cx.volume().release_dir(handle);

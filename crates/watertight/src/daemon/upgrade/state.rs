@@ -20,7 +20,7 @@ use crate::host::mountinfo::Mount;
 
 /// The format that this program writes. It stands for all that one program leaves to the next: a change
 /// of the journal, or of what a keeper and its server say to each other, is another format, too.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 /// The formats that it reads.
 pub(crate) const READS: std::ops::RangeInclusive<u32> = 1..=VERSION;
 
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn a_state_of_another_version_is_named_and_not_read() {
         let error = State::parse(br#"{"version":99,"what":"ever"}"#).unwrap_err();
-        assert!(error.contains("version 99") && error.contains("reads 1 to 4"), "{error}");
+        assert!(error.contains("version 99") && error.contains("reads 1 to 5"), "{error}");
         for bad in [&b""[..], b"{}", b"[1]", br#"{"version":1}"#, br#"{"version":-1}"#, b"\xff"] {
             let error = State::parse(bad).unwrap_err();
             assert!(error.contains("cannot be read"), "{error}");
