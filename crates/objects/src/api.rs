@@ -308,8 +308,8 @@ async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions
     let lease = async { Ok(Lease::see(bucket).await) };
     let (format, lease, mut last) = tokio::try_join!(format::read(bucket), lease, find_newest(bucket))?;
     let codec = codec_of(&format, key)?;
-    if !format.parents.is_empty() && last.is_none() && matches!(lease, Ok(None)) {
-        cloning::begin(bucket, &format).await?;
+    if !format.parents.is_empty() && matches!(lease, Ok(None)) {
+        cloning::finish(bucket, &format).await?;
         last = find_newest(bucket).await?;
     }
     let bucket = &with_parents(bucket, &format.parents).await?;

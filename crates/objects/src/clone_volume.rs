@@ -1,9 +1,10 @@
 //! How a volume is cloned: a new volume begins as a snapshot of another, its parent, in the same
 //! bucket. Nothing of what the snapshot shows is copied.
 //!
-//! The new `format` names the parents, and is the clone; its first mount copies the snapshot's
-//! manifest and makes the lease. An object `clone/NUMBER-UUID` of the parent, the **pin**, says
-//! that the snapshot with this number is needed by a clone, and where that is.
+//! The new `format` names the parents, and is the clone. It begins with the snapshot's manifest,
+//! which is copied, and its lease is made last: without that no process takes it. An object
+//! `clone/NUMBER-UUID` of the parent, the **pin**, says that the snapshot with this number is
+//! needed by a clone, and where that is.
 //!
 //! # Why no snapshot is deleted that a clone needs
 //! - A deletion first makes the object `clone/NUMBER-deleted`, which stays, and then looks for
@@ -11,6 +12,11 @@
 //!   two sees the other, and gives up.
 //! - A pin without its clone is that of one that was removed, or never came to be. A deletion
 //!   removes it, and then looks for the clone again. A clone that finds its pin gone is not there.
+//! - The object is one for all deletions, and one that finds a clone removes it. So an earlier one,
+//!   of a process that was stopped and taken over since, deletes nothing when it goes on: it writes
+//!   the manifest that follows the one which was the newest before it looked for pins, or none.
+//! - A clone whose making was interrupted, or whose `format` came late, has no lease: a mount of it
+//!   looks for its pin and for a deletion again, and makes the rest or is refused.
 //!
 //! A user who removes a clone's objects by other means than this program may remove its `format`
 //! first: then the clone needs nothing any more.
@@ -35,7 +41,7 @@ const DIR: &str = "clone";
 const PIN_BYTES_MAX: u64 = 16 << 10;
 /// What a deletion is called instead of a clone's identity.
 const DELETED: &str = "deleted";
-/// Names that are looked at before a clone's first mount.
+/// Names that are looked at before a clone has its lease.
 const LOOKED_AT: usize = 100;
 
 /// The clone that needs a snapshot.
@@ -55,6 +61,16 @@ fn name_of(number: u64, of: &str) -> String {
 /// # Errors
 /// `NotFound`: there is no such volume, or snapshot; `Exists`: there is a volume at `to`.
 pub(crate) async fn make(from: &Bucket, name: &str, to: &Bucket) -> Result<(Format, Snapshot)> {
+    make_as(Uuid::random()?, from, name, to).await
+}
+
+/// As [`make`], with this identity, which no volume has.
+pub(crate) async fn make_as(
+    uuid: Uuid,
+    from: &Bucket,
+    name: &str,
+    to: &Bucket,
+) -> Result<(Format, Snapshot)> {
     let parent = format::read(from).await?;
     let snapshot = find(&from.with_parents(Parents::new(&parent.parents)), name).await?;
     if parent.parents.len() >= PARENTS_MAX {
@@ -70,11 +86,9 @@ pub(crate) async fn make(from: &Bucket, name: &str, to: &Bucket) -> Result<(Form
         epoch: snapshot.then.epoch,
         log: snapshot.then.log,
     };
-    let uuid = Uuid::random()?;
     let clone = parent.cloned(uuid, of_snapshot);
     let pin = Pin { prefix: own.to_string(), uuid };
-    let (pin_name, number) =
-        (format!("{DIR}/{}", name_of(snapshot.number, &uuid.to_string())), snapshot.number);
+    let pin_name = format!("{DIR}/{}", name_of(snapshot.number, &uuid.to_string()));
     let json =
         serde_json::to_vec(&pin).map_err(|error| Error::with(ErrorKind::Invalid, OP, error.to_string()))?;
     // Its name is random: also one that is there already was made by this call.
@@ -90,23 +104,21 @@ pub(crate) async fn make(from: &Bucket, name: &str, to: &Bucket) -> Result<(Form
         {
             return Err(there());
         }
-        let names = from.list(DIR, None).await?;
-        let has = |of: &str| names.contains(&name_of(number, of));
-        if has(DELETED) || !has(&uuid.to_string()) {
-            // The `format` is this call's own.
-            to.delete(format::NAME).await?;
-            let why = format!("{}: the snapshot `{name}` is being deleted", from.url());
-            return Err(Error::with(ErrorKind::NotFound, OP, why));
-        }
-        Ok(())
+        finish(to, &clone).await
     };
-    if let Err(error) = made.await {
-        if error.kind() == ErrorKind::Exists || error.kind() == ErrorKind::NotFound {
-            from.delete(&pin_name).await?;
+    let Err(error) = made.await else { return Ok((clone, snapshot)) };
+    match error.kind() {
+        // Its first mount has ended what this call began.
+        ErrorKind::NotFound | ErrorKind::NotEmpty if Lease::is_there(to).await? => {
+            return Ok((clone, snapshot));
         }
-        return Err(error);
+        // The `format` is this call's own.
+        ErrorKind::NotFound | ErrorKind::NotEmpty => to.delete(format::NAME).await?,
+        ErrorKind::Exists => {}
+        _ => return Err(error),
     }
-    Ok((clone, snapshot))
+    from.delete(&pin_name).await?;
+    Err(error)
 }
 
 /// Makes sure that no clone needs a snapshot, and that none is made of it from here on: it may be
@@ -162,8 +174,13 @@ async fn find_clone_or_unpin(bucket: &Bucket, pin_name: &str) -> Result<Option<S
     Ok(None)
 }
 
-/// Before a clone's first mount: copies the manifest that it begins with, and makes the lease.
-pub(crate) async fn begin(bucket: &Bucket, format: &Format) -> Result<()> {
+/// Ends the making of a clone that has no lease: makes sure that its snapshot stays, copies the
+/// manifest that it begins with, and makes the lease.
+///
+/// # Errors
+/// `NotFound`: the snapshot is being deleted, or was; `NotEmpty`: there are objects that no such
+/// clone has.
+pub(crate) async fn finish(bucket: &Bucket, format: &Format) -> Result<()> {
     let Some(parent) = format.parents.first() else { return Ok(()) };
     let manifest = format!("meta/manifest/{:020}.manifest", parent.manifest);
     let names = bucket.some_names("", LOOKED_AT).await?;
@@ -173,7 +190,7 @@ pub(crate) async fn begin(bucket: &Bucket, format: &Format) -> Result<()> {
             // Another host was quicker.
             return Ok(());
         }
-        // It was mounted: then a lease that is missing is damage, which taking it says.
+        // It was mounted: then a lease that is missing is damage.
         let shown: String = other.chars().filter(|c| !c.is_control()).take(80).collect();
         let why = format!(
             "{}: the clone was never mounted, or its lease is missing, and other objects are here ({shown}, …)",
@@ -182,6 +199,18 @@ pub(crate) async fn begin(bucket: &Bucket, format: &Format) -> Result<()> {
         return Err(Error::with(ErrorKind::NotEmpty, OP, why));
     }
     let place = bucket.beside(Path::from(parent.prefix.as_str()));
+    let names = place.list(DIR, None).await?;
+    let has = |of: &str| names.contains(&name_of(parent.manifest, of));
+    let is_deleted = has(DELETED) && !is_on("clone-of-a-snapshot-that-is-deleted");
+    let is_pinned = has(&format.uuid.to_string()) || is_on("clone-without-its-pin");
+    if is_deleted || !is_pinned {
+        let why = format!(
+            "{}: it never came to be a clone of {}: the snapshot is being deleted, or was",
+            bucket.url(),
+            place.url()
+        );
+        return Err(Error::with(ErrorKind::NotFound, OP, why));
+    }
     let Some((bytes, _)) = place.get(&manifest).await? else {
         let why = format!(
             "{}/{manifest}: the object is missing, from which the clone begins: put it back",
@@ -190,7 +219,7 @@ pub(crate) async fn begin(bucket: &Bucket, format: &Format) -> Result<()> {
         return Err(Error::with(ErrorKind::Io, OP, why));
     };
     let _made = bucket.create(&manifest, PutPayload::from_bytes(bytes)).await?;
-    // Another host may begin it as well.
+    // Another host may make it as well.
     let _made = Lease::create_free(bucket).await?;
     Ok(())
 }

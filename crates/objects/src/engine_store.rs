@@ -97,6 +97,8 @@ pub(crate) struct EngineStore {
     tables: Path,
     known: Mutex<Option<Known>>,
     is_closed: AtomicBool,
+    /// The only manifest that may be written; `None`: all.
+    only: Option<Path>,
     /// A manifest is on its way.
     sends_manifest: watch::Sender<bool>,
 }
@@ -125,17 +127,36 @@ impl EngineStore {
         newest: Option<Found>,
         tables: Vec<Found>,
     ) -> Arc<Self> {
+        Arc::new(Self::with((inner, engine), None, newest, tables))
+    }
+
+    /// Writes no manifest but the one with this number: what changes the state that was read with the
+    /// manifest before it, and no later state.
+    pub(crate) fn writing_only(inner: Arc<dyn ObjectStore>, engine: &Path, number: u64) -> Arc<Self> {
+        let only = engine.clone().join("manifest").join(format!("{number:020}.manifest"));
+        let this = Self::with((inner, engine), Some(only), None, Vec::new());
+        *this.known.lock() = None;
+        Arc::new(this)
+    }
+
+    fn with(
+        (inner, engine): (Arc<dyn ObjectStore>, &Path),
+        only: Option<Path>,
+        newest: Option<Found>,
+        tables: Vec<Found>,
+    ) -> Self {
         let wholes = tables.len();
         let tables = tables.into_iter().map(|table| (table.meta.location.clone(), Some(table))).collect();
         let known = Known { newest, is_listed: false, wholes, tables };
-        Arc::new(Self {
+        Self {
             inner,
             manifests: engine.clone().join("manifest"),
             tables: engine.clone().join("compacted"),
             known: Mutex::new(Some(known)),
             is_closed: AtomicBool::new(false),
+            only,
             sends_manifest: watch::Sender::new(false),
-        })
+        }
     }
 
     /// The engine is open: all is asked for from here on, small tables from a while later on.
@@ -256,6 +277,10 @@ impl ObjectStore for EngineStore {
     async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
         self.check_open()?;
         if location.prefix_matches(&self.manifests) {
+            if self.only.as_ref().is_some_and(|only| only != location) {
+                let why = NonRetryable("another manifest was written meanwhile".into());
+                return Err(Error::Generic { store: "bucket", source: Box::new(why) });
+            }
             self.sends_manifest.send_replace(true);
         }
         self.inner.put_opts(location, payload, options).await

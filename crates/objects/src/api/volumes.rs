@@ -133,8 +133,8 @@ async fn delete(bucket: &Bucket, runtime: tokio::runtime::Handle) -> Result<()> 
     }
 }
 
-/// Takes the volume; of a clone that was never mounted, or after a deletion that ended early, the
-/// lease is made.
+/// Takes the volume; of a clone whose making was interrupted, or after a deletion that ended early,
+/// the lease is made.
 async fn hold(bucket: &Bucket) -> Result<Arc<Held>> {
     let request = Request { mountpoint: "deletion".into(), ..Request::default() };
     if !Lease::is_there(bucket).await? {

@@ -10,10 +10,13 @@ use std::sync::Arc;
 use object_store::ObjectStore;
 use object_store::path::Path;
 use slatedb::Checkpoint;
+use slatedb::admin::AdminBuilder;
 use slatedb::config::{CheckpointOptions, CheckpointScope};
 use store::{Error, ErrorKind, Result};
+use sync::mutant::is_on;
 
 use super::slate::{SlateEngine, newest_manifest, plain};
+use crate::engine_store::EngineStore;
 use crate::rows::Totals;
 use crate::utc::in_utc;
 
@@ -103,17 +106,32 @@ impl SlateEngine {
         made.map(|made| made.manifest_id).map_err(|error| self.failed(&error))
     }
 
-    /// Deletes a snapshot; also one that is gone already.
-    pub(crate) async fn delete_snapshot(&self, snapshot: &Snapshot) -> Result<()> {
-        let deleted = self.admin().delete_checkpoint(snapshot.checkpoint.id).await;
+    /// Deletes a snapshot, if the newest manifest is still the one that was `seen`: no other process has
+    /// taken the volume since.
+    ///
+    /// # Errors
+    /// The bucket's; also where another manifest was written, which then may have been this call's own.
+    pub(crate) async fn delete_snapshot(&self, snapshot: &Snapshot, seen: u64) -> Result<()> {
+        let mut store = Arc::clone(&self.store);
+        if !is_on("snapshot-deleted-after-a-takeover") {
+            store = EngineStore::writing_only(store, &self.path, seen + 1);
+        }
+        let admin =
+            AdminBuilder::new(self.path.clone(), store).with_system_clock(Arc::clone(&self.clock) as _);
+        let deleted = admin.build().delete_checkpoint(snapshot.checkpoint.id).await;
         deleted.map_err(|error| plain(&error))
     }
 
     /// The snapshots, the oldest first, if this process is the engine's writer.
     pub(crate) async fn own_snapshots(&self) -> Result<Vec<Snapshot>> {
+        self.newest_snapshots().await.map(|(_, snapshots)| snapshots)
+    }
+
+    /// The same, with the number of the newest manifest, which names them.
+    pub(crate) async fn newest_snapshots(&self) -> Result<(u64, Vec<Snapshot>)> {
         let manifest = self.admin().read_manifest(None).await.map_err(|error| plain(&error))?;
         match manifest.filter(|manifest| manifest.writer_epoch() == self.log.epoch()) {
-            Some(manifest) => Ok(Snapshot::all(manifest.checkpoints(), self.begun_with)),
+            Some(manifest) => Ok((manifest.id(), Snapshot::all(manifest.checkpoints(), self.begun_with))),
             None => Err(Error::with(ErrorKind::Io, "snapshot", "another host has taken the volume over")),
         }
     }

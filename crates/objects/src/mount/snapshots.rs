@@ -20,10 +20,12 @@ use crate::tree::Tree;
 const SNAPSHOTS_MAX: usize = 1000;
 /// More objects of the log than are written while a snapshot is made.
 const MEANWHILE: u64 = 1 << 20;
+/// How often a deletion begins again, for tables were written beside it.
+const TRIES: usize = 16;
 const OP: &str = "snapshot";
 
 impl Mounted {
-    fn writing_engine(&self) -> Result<&SlateEngine> {
+    pub(crate) fn writing_engine(&self) -> Result<&SlateEngine> {
         self.engine
             .as_deref()
             .ok_or_else(|| Error::with(ErrorKind::ReadOnly, OP, "the volume is mounted read-only"))
@@ -53,14 +55,14 @@ impl Mounted {
         let totals = *self.tree.totals.lock();
         let log = self.log.last_number().saturating_add(MEANWHILE);
         engine.make_snapshot(name, Then { totals, epoch: self.log.epoch(), log }).await?;
-        let there = engine.own_snapshots().await?;
+        let (newest, there) = engine.newest_snapshots().await?;
         let made = there.iter().find(|snapshot| snapshot.name == name).cloned();
         // Another process has deleted it, or another holder that took the volume over.
         let made = made.ok_or_else(|| not_there(&self.bucket, name, &there))?;
         // What was written since is not needed by it. Where this row is lost by a crash, it needs more
         // than it does.
         if self.log.last_number() > log {
-            engine.delete_snapshot(&made).await?;
+            engine.delete_snapshot(&made, newest).await?;
             let why = "more was written meanwhile than a snapshot bears: try again";
             return Err(Error::with(ErrorKind::Io, OP, why));
         }
@@ -78,12 +80,23 @@ impl Mounted {
     pub(crate) async fn delete_snapshot(&self, name: &str) -> Result<()> {
         let engine = self.writing_engine()?;
         let _none_is_made = engine.making.lock().await;
-        let there = engine.own_snapshots().await?;
-        let gone = there.iter().find(|snapshot| snapshot.name == name);
+        let (mut newest, mut there) = engine.newest_snapshots().await?;
+        let gone = there.iter().find(|snapshot| snapshot.name == name).cloned();
         let gone = gone.ok_or_else(|| not_there(&self.bucket, name, &there))?;
-        // From here on no clone is made of it.
-        clone_volume::forbid_clones(&self.bucket, gone).await?;
-        engine.delete_snapshot(gone).await?;
+        for tries in 0.. {
+            // From here on no clone is made of it, until another process has taken the volume over.
+            clone_volume::forbid_clones(&self.bucket, &gone).await?;
+            let Err(error) = engine.delete_snapshot(&gone, newest).await else { break };
+            let seen = newest;
+            (newest, there) = engine.newest_snapshots().await?;
+            if !there.iter().any(|snapshot| snapshot.number == gone.number) {
+                break;
+            }
+            // Tables were written meanwhile, or else it is the bucket's error.
+            if newest == seen || tries >= TRIES {
+                return Err(error);
+            }
+        }
         // Also the rows of those that are gone after a crash.
         let mut batch = Batch::default();
         for (key, _) in engine.scan(rows::all_keys(b'S'), 2 * SNAPSHOTS_MAX).await? {
