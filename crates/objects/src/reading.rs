@@ -129,7 +129,7 @@ impl Reader {
         object: Object,
         run: Range<u32>,
         bucket: &Bucket,
-        pass_on: impl Fn(&(Key, Bytes)) -> bool + Send,
+        pass_on: impl Fn(&(Key, Bytes)) -> bool + Send + Sync,
     ) -> Result<Vec<(Key, Bytes)>> {
         let name = object_name(object);
         let mut blocks = Vec::with_capacity(run.len());
