@@ -48,6 +48,7 @@ pub(crate) static EXPERIMENT: Experiment = Experiment {
     question: "does a volume in a bucket keep its promises for hours on a server with faults, and does anything grow?",
     variants: &[STEADY, RESTARTED],
     scenarios: &[results::STRESS],
+    campaigns: &[],
     baseline: None,
     run,
 };

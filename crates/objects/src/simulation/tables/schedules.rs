@@ -91,21 +91,18 @@ fn an_opening_that_merges_is_killed_at_every_step() {
         let tables = unmerged(world).await;
         assert!(tables < TABLES_MAX / 2, "{tables} tables after an opening");
     };
-    let mut killed_after = Duration::ZERO;
-    loop {
-        let world = many.copied(killed_after.as_millis() as u64);
+    let killed = (0_u32..).take_while(|&step| {
+        let (killed_after, world) = (step * STEP, many.copied(step.into()));
         world.heal();
         let is_killed = alone(async { tokio::time::timeout(killed_after, whole(&world, 2)).await.is_err() });
         alone(async {
             let opened = tokio::time::timeout(LONG, whole(&world, 3)).await;
             opened.unwrap_or_else(|_| panic!("killed after {killed_after:?}, it does not open again"));
         });
-        if !is_killed {
-            break;
-        }
-        killed_after += STEP;
-    }
-    assert!(killed_after > 20 * STEP, "it was killed {killed_after:?} after its beginning at the latest");
+        is_killed
+    });
+    let steps = killed.count();
+    assert!(steps > 20, "it was killed at {steps} steps only");
 }
 
 #[cfg(shuttle)]
