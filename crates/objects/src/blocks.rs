@@ -28,12 +28,12 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::buffers;
+use crate::buffers::{self, BUFFER_LEN};
 use crate::rows::Object;
 
 /// Bytes of an object in a block; the last one of an object is shorter.
 pub(crate) const BLOCK: u64 = BLOCK_LEN as u64;
-pub(crate) const BLOCK_LEN: usize = 256 << 10;
+pub(crate) const BLOCK_LEN: usize = BUFFER_LEN;
 /// Memory for blocks, of a volume.
 const BYTES_MAX: u64 = 96 << 20;
 /// Memory for blocks that are read ahead and that nobody has asked for, of a volume.

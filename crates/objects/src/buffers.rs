@@ -10,9 +10,9 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::blocks::BLOCK_LEN;
-
-/// Buffers of [`BLOCK_LEN`] that are kept: 16 MiB.
+/// What a buffer holds that is used again: a block.
+pub(crate) const BUFFER_LEN: usize = 256 << 10;
+/// Buffers of [`BUFFER_LEN`] that are kept: 16 MiB.
 const FREE_MAX: usize = 64;
 
 /// A leaf: it is held for a push or a pop.
@@ -25,7 +25,7 @@ pub(crate) struct Buffer(Vec<u8>);
 impl Buffer {
     /// For `len` bytes.
     pub(crate) fn new(len: usize) -> Self {
-        let used_before = if len == BLOCK_LEN { FREE.lock().pop() } else { None };
+        let used_before = if len == BUFFER_LEN { FREE.lock().pop() } else { None };
         Self(used_before.unwrap_or_else(|| Vec::with_capacity(len)))
     }
 
@@ -52,7 +52,7 @@ impl AsRef<[u8]> for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let mut memory = std::mem::take(&mut self.0);
-        if memory.capacity() != BLOCK_LEN {
+        if memory.capacity() != BUFFER_LEN {
             return;
         }
         memory.clear();
@@ -76,15 +76,15 @@ mod tests {
     #[test]
     fn a_buffer_that_is_used_again_has_nothing_of_before() {
         for byte in 1..=100 {
-            let mut buffer = Buffer::new(BLOCK_LEN);
-            assert_eq!((buffer.len(), buffer.0.capacity()), (0, BLOCK_LEN));
+            let mut buffer = Buffer::new(BUFFER_LEN);
+            assert_eq!((buffer.len(), buffer.0.capacity()), (0, BUFFER_LEN));
             buffer.extend_from_slice(&[byte; 3]);
             let bytes = buffer.freeze();
             let part = bytes.slice(1..);
             drop(bytes);
             assert_eq!(part, [byte; 2][..], "a part keeps it");
         }
-        let all: Vec<Buffer> = (0..2 * FREE_MAX).map(|_| Buffer::new(BLOCK_LEN)).collect();
+        let all: Vec<Buffer> = (0..2 * FREE_MAX).map(|_| Buffer::new(BUFFER_LEN)).collect();
         drop(all);
         assert!(FREE.lock().len() <= FREE_MAX);
     }

@@ -16,8 +16,8 @@ use crate::crypto::UserKey;
 use crate::format::{self, Format};
 use crate::key_file;
 use crate::open::open_shared;
-use crate::store::wait;
 use crate::url::Url;
+use crate::wait::wait;
 use crate::wrapped_key::WrappedKey;
 
 /// Changes by others that a call follows.

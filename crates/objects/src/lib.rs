@@ -111,6 +111,7 @@ mod turns;
 pub mod url;
 mod utc;
 mod uuid;
+mod wait;
 mod warm;
 mod work;
 pub mod wrapped_key;

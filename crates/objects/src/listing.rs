@@ -38,9 +38,7 @@ use store::Result;
 use sync::mutant::is_on;
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard as AsyncGuard};
 
-use crate::node::Pin;
 use crate::rows::{self, EntryRow, entry_key};
-use crate::tree::Tree;
 
 /// The most names of a directory that is listed in this order.
 pub(crate) const NAMES_MAX: usize = if cfg!(test) { 64 } else { 1 << 16 };
@@ -139,11 +137,12 @@ impl DirNames {
     }
 
     /// So many names were counted, with its inode locked.
-    fn is_counted(&self, count: usize) {
+    pub(crate) fn set_count(&self, count: usize) {
         self.0.lock().count = Count::Exactly(count);
     }
 
-    fn are_many(&self) {
+    /// There are more than [`NAMES_MAX`].
+    pub(crate) fn set_many(&self) {
         self.0.lock().count = Count::Many;
     }
 
@@ -264,41 +263,38 @@ impl Listing {
         self.part.lock().give(place, twin, sink)
     }
 
-    /// Reads names until those are there that follow `place`, or `max` were read; says whether they are
-    /// there. The caller has the listing's turn.
-    pub(crate) async fn fill(&self, tree: &Tree, dir: &Pin, place: HashPlace, max: usize) -> Result<bool> {
-        loop {
-            // The names do not change until the piece is in the part.
-            let _state = dir.lock().await?;
-            let range = {
-                let mut part = self.part.lock();
-                part.begin_unless_at(place);
-                match part.rest(dir.ino) {
-                    None => return Ok(true),
-                    Some(_) if part.seen >= max => return Ok(false),
-                    Some(range) => range,
-                }
-            };
-            let rows = tree.engine.scan(range, PIECE).await?;
-            let seen = self.part.lock().add(&rows)?;
-            if let Some(seen) = seen {
-                dir.names.is_counted(seen);
-            }
+    /// What is to be read of the directory `dir` for the names that follow `place`, of which no more than
+    /// `max` are read. Until it is added, with [`Listing::add`], the directory's inode is locked.
+    pub(crate) fn to_read(&self, dir: u64, place: HashPlace, max: usize) -> ToRead {
+        let mut part = self.part.lock();
+        part.begin_unless_at(place);
+        match part.rest(dir) {
+            None => ToRead::Nothing,
+            Some(_) if part.seen >= max => ToRead::NoMore,
+            Some(range) => ToRead::Rows(range),
         }
     }
 
-    /// Whether the directory has few names, of which no more than `max` are read to find that out. Says
-    /// so of one that has more than [`NAMES_MAX`] once so many were read.
-    pub(crate) async fn is_few(&self, tree: &Tree, dir: &Pin, max: usize) -> Result<bool> {
-        if dir.names.count() == Count::Unknown {
-            let _turn = self.turn().await;
-            if !self.fill(tree, dir, HashPlace::START, max).await? && max >= NAMES_MAX {
-                dir.names.are_many();
-                self.part.lock().begin(HashPlace::START);
-            }
-        }
-        Ok(matches!(dir.names.count(), Count::Exactly(count) if count <= NAMES_MAX))
+    /// Adds the rows that were to be read; says how many names there are when these were the last.
+    pub(crate) fn add(&self, rows: &[(Bytes, Bytes)]) -> Result<Option<usize>> {
+        self.part.lock().add(rows)
     }
+
+    /// Gives up the names that are in memory.
+    pub(crate) fn clear(&self) {
+        self.part.lock().begin(HashPlace::START);
+    }
+}
+
+/// What is to be read for a part.
+#[derive(Debug)]
+pub(crate) enum ToRead {
+    /// All names are there.
+    Nothing,
+    /// As many were read as may be.
+    NoMore,
+    /// [`PIECE`] of these rows at most.
+    Rows(Range<Vec<u8>>),
 }
 
 /// How far a directory was read for a part, in the order of names.

@@ -8,6 +8,7 @@
 //! find out each time when they begin. Every opening knows the places of both.
 
 mod counted;
+mod fill;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt as _;
@@ -18,16 +19,13 @@ use store::{Dir, DirEntry, FileType, Kept, OpenDirState, Result};
 use tokio::runtime::Handle;
 
 pub(crate) use counted::Names;
-use counted::{LIST_BATCH, NameBatch};
+use counted::{DOTS, LIST_BATCH, NameBatch};
 
 use crate::listing::{Given, HashPlace, Listing, NAMES_MAX, PIECE, Twin};
 use crate::node::Pin;
 use crate::rows::{self, EntryRow, entry_key};
-use crate::store::{read, wait};
 use crate::tree::Tree;
-
-/// The place behind `.` and `..` where places count names.
-const DOTS: u64 = 2;
+use crate::wait::{read, wait};
 
 /// An open directory.
 #[derive(Debug)]
@@ -65,7 +63,7 @@ impl BucketDir {
     /// not followed in memory.
     fn is_few(&self, max: usize) -> Result<bool> {
         Ok(self.tree.engine.followed().is_none()
-            && self.read(self.listing.is_few(&self.tree, &self.pin, max))?)
+            && self.read(fill::is_few(&self.listing, &self.tree, &self.pin, max))?)
     }
 
     fn list_by_hash(&self, mut place: HashPlace, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
@@ -77,7 +75,7 @@ impl BucketDir {
         loop {
             let Given::Until(next) = self.listing.give(place, &mut twin, &mut give) else { return Ok(()) };
             let _turn = wait(&self.runtime, self.listing.turn());
-            self.read(self.listing.fill(&self.tree, &self.pin, next, usize::MAX))?;
+            self.read(fill::fill(&self.listing, &self.tree, &self.pin, next, usize::MAX))?;
             // With the turn, so that another opening that reads another part does not come in between.
             match self.listing.give(next, &mut twin, &mut give) {
                 Given::All => return Ok(()),

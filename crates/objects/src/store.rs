@@ -25,6 +25,7 @@ use crate::quotas::VOLUME;
 use crate::read_ahead::Streams;
 use crate::rows::Kind;
 use crate::tree::Tree;
+use crate::wait::{read, wait};
 
 /// Unit of the sizes that [`Store::statfs`] returns.
 const FRAGMENT: u32 = 4096;
@@ -32,20 +33,6 @@ const FRAGMENT: u32 = 4096;
 const SIZE_SHOWN: u64 = 1 << 50;
 /// How long what others may change is remembered at most.
 const KEPT_MAX: Duration = Duration::from_secs(1);
-
-/// Waits for a future on this thread, with the runtime's timers and tasks at hand.
-pub(crate) fn wait<F: Future>(runtime: &Handle, future: F) -> F::Output {
-    let _runtime = runtime.enter();
-    futures_executor::block_on(future)
-}
-
-/// Waits for a call that reads an inode: of a volume that others write it finds one state.
-pub(crate) fn read<F: Future>(tree: &Tree, runtime: &Handle, ino: u64, future: F) -> F::Output {
-    match tree.engine.followed() {
-        Some(followed) => wait(runtime, followed.within(ino, future)),
-        None => wait(runtime, future),
-    }
-}
 
 /// A store in a bucket.
 #[derive(Debug)]

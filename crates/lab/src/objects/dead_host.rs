@@ -94,5 +94,6 @@ fn has(mounted: &Mounted, number: usize) -> bool {
 }
 
 fn content(number: usize) -> Vec<u8> {
-    vec![(number % 251) as u8; 4096 + number]
+    let [low, ..] = number.to_le_bytes();
+    vec![low; 4096 + number]
 }

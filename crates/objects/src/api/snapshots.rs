@@ -14,8 +14,8 @@ use crate::key_file;
 use crate::mount::Mounted;
 use crate::open::open_shared;
 use crate::parents::Parents;
-use crate::store::wait;
 use crate::url::Url;
+use crate::wait::wait;
 
 /// A snapshot, as its volume's bucket describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -11,8 +11,8 @@ use crate::format;
 use crate::lease::{Created, Held, Lease, Request, ThisHost};
 use crate::open::open_shared;
 use crate::parents::Parents;
-use crate::store::wait;
 use crate::url::Url;
+use crate::wait::wait;
 
 const OP: &str = "delete volume";
 /// Objects that are listed at a time.

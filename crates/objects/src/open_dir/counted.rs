@@ -11,11 +11,12 @@ use std::sync::Arc;
 use recovery::Place;
 use store::{Error, ErrorKind, Result};
 
-use super::DOTS;
 use crate::hex;
 use crate::listing::HashPlace;
 use crate::rows::EntryRow;
 
+/// The place behind `.` and `..`.
+pub(super) const DOTS: u64 = 2;
 /// Names that are read at a time.
 pub(super) const LIST_BATCH: usize = 512;
 /// Batches that an open directory keeps.
