@@ -5,14 +5,20 @@
 //! makes a new volume. The variant `server` is the bucket itself: the same client sends it a
 //! conditional PUT after each fsync that it is compared with.
 
+mod archive;
 mod bucket;
 mod cloning;
 pub(crate) mod cost;
 mod dead_host;
 mod delay;
 mod fsyncs;
+mod gcs;
 mod growth;
+mod http;
 mod idle;
+mod ill;
+mod missing;
+mod peers;
 mod reach;
 mod requests;
 pub(crate) mod stress;
@@ -20,6 +26,8 @@ mod subject;
 mod untar;
 mod variants;
 mod warm;
+mod wire;
+mod work;
 
 use std::fs::File;
 use std::path::Path;
@@ -31,15 +39,12 @@ use crate::report::Recorder;
 use bucket::Server;
 use fsyncs::{TOOK_US, fsyncs, synced_blocks};
 use subject::Subject;
-use untar::Archive;
-use variants::{VARIANTS, is_mounted, mount_of};
+use variants::VARIANTS;
 
 const FSYNC: &str = "fsync-4k";
 
-const OWN: [&str; 15] = [
+const OWN: [&str; 13] = [
     FSYNC,
-    untar::COMPARED[0],
-    untar::COMPARED[1],
     untar::AFAR,
     warm::WARM,
     dead_host::DEAD_HOST,
@@ -53,11 +58,13 @@ const OWN: [&str; 15] = [
     idle::SIZES[1].0,
     idle::SIZES[2].0,
 ];
-const SCENARIOS: [&str; OWN.len() + reach::SCENARIOS.len()] = {
-    let mut all = [""; OWN.len() + reach::SCENARIOS.len()];
-    let (own, reach) = all.split_at_mut(OWN.len());
+const SCENARIOS: [&str; OWN.len() + reach::SCENARIOS.len() + ill::SCENARIOS.len()] = {
+    let mut all = [""; OWN.len() + reach::SCENARIOS.len() + ill::SCENARIOS.len()];
+    let (own, others) = all.split_at_mut(OWN.len());
+    let (reach, ill) = others.split_at_mut(reach::SCENARIOS.len());
     own.copy_from_slice(&OWN);
     reach.copy_from_slice(&reach::SCENARIOS);
+    ill.copy_from_slice(&ill::SCENARIOS);
     all
 };
 
@@ -76,10 +83,6 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
     let program = crate::volumes::ours::program(settings).map_err(anyhow::Error::msg)?;
     let scratch = tempfile::Builder::new().prefix("watertight-lab.").tempdir()?;
     let server = Server::new(scratch.path())?;
-    let mut archives = Vec::new();
-    for scenario in untar::COMPARED.into_iter().filter(|scenario| settings.scenarios.contains(scenario)) {
-        archives.push(Archive::of(scenario, scratch.path())?);
-    }
     idle::measure(settings, (&program, &server, scratch.path()), progress, recorder)?;
     if settings.scenarios.iter().all(|scenario| idle::is_one(scenario)) {
         return Ok(vec![format!("bucket: {}", server.shown())]);
@@ -107,27 +110,23 @@ fn run(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> any
         volumes_of_ours(settings, (&program, &server, scratch.path()), round, progress, recorder)?;
         let chosen = (program.as_path(), &server, scratch.path());
         reach::measure(settings, chosen, round, progress, recorder)?;
-        let variants = settings.variants.iter().filter(|variant| is_mounted(variant));
-        for (archive, &variant) in
-            archives.iter().flat_map(|archive| variants.clone().map(move |v| (archive, v)))
-        {
-            let scenario = archive.scenario;
-            progress.now(&format!("{scenario} on {variant}"));
-            let name = format!("{scenario}-{variant}-{round}").to_lowercase();
-            let subject = mount_of(variant, chosen, &name);
-            if let Err(error) = subject.and_then(|subject| untar::untar(variant, &subject, archive, recorder))
-            {
-                recorder.absent(scenario, variant, growth::TOOK_MS, &format!("{error:#}"));
-            }
-        }
+        ill::measure(settings, chosen, round, progress, recorder);
         progress.done(Duration::from_secs(10));
     }
-    Ok(vec![
+    let mut notes = variants::notes(&settings.variants);
+    notes.extend([
         format!("bucket: {}", server.shown()),
         "server: a conditional PUT of 4 KiB by the same client".to_owned(),
         "journal: an fsync with fsync_to=host; disk: fdatasync(2) of 4 KiB beside its journal".to_owned(),
-        "bytes_missing: what another client does not find right after umount(8) has returned".to_owned(),
-    ])
+        "work: until the last call of the work has returned; until_unmounted: until umount(8) has".to_owned(),
+        "bytes_missing: what another client does not find right after umount(8) has returned; bytes_left: \
+         what it still finds of removed files"
+            .to_owned(),
+        "requests, puts, uploaded: on the wire, of the work, its unmount, and, if that left bytes missing, of \
+         the next mount until it has uploaded them"
+            .to_owned(),
+    ]);
+    Ok(notes)
 }
 
 /// Scenarios that need no peer.

@@ -1,6 +1,7 @@
 //! The server that the experiment is given.
 
 use std::cell::Cell;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use tokio::runtime::Runtime;
 
-use super::delay::Delay;
+use super::delay::{Delay, Line};
 use crate::stats::Histogram;
 
 /// Objects of the server's own that have a file's bytes, and how many are on their way at a time.
@@ -46,7 +47,8 @@ impl Server {
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let delay = endpoint.as_deref().map(Delay::before).transpose()?;
-        let endpoint = delay.as_ref().map(Delay::endpoint);
+        let line = delay.as_ref().map(Delay::line).transpose()?;
+        let endpoint = line.as_ref().map(Line::endpoint);
         let bucket = open(&format!("{base}/server"), endpoint.as_ref(), &runtime)?;
         Ok(Self { base, endpoint, delay, runtime, bucket, next: Cell::new(0) })
     }
@@ -54,6 +56,22 @@ impl Server {
     /// From now on each answer comes so much later, if there is a server.
     pub(super) fn delay(&self, by: Duration) {
         self.delay.iter().for_each(|delay| delay.set(by));
+    }
+
+    /// An address of the server for one client, whose requests are counted; none without a server.
+    ///
+    /// # Errors
+    /// If no port is free.
+    pub(super) fn line(&self) -> anyhow::Result<Option<Line>> {
+        self.delay.as_ref().map(Delay::line).transpose()
+    }
+
+    /// As [`line`](Self::line), to another server that is as far away.
+    ///
+    /// # Errors
+    /// If no port is free.
+    pub(super) fn line_to(&self, server: SocketAddr) -> anyhow::Result<Option<Line>> {
+        self.delay.as_ref().map(|delay| delay.line_to(server)).transpose()
     }
 
     /// For the notes.
@@ -103,10 +121,18 @@ impl Server {
         })
     }
 
-    /// The bucket's own address, if there is a server.
-    pub(super) fn bucket_url(&self) -> Option<String> {
-        let name = self.base.strip_prefix("s3://")?.split('/').next()?;
-        Some(format!("{}/{name}", self.endpoint.as_ref()?))
+    /// The bucket's name and the directory of this run in it, if there is a server.
+    pub(super) fn bucket(&self) -> Option<(&str, &str)> {
+        self.base.strip_prefix("s3://")?.split_once('/')
+    }
+
+    /// The objects below a peer's directory, as any other client finds them, with their bytes.
+    ///
+    /// # Errors
+    /// If they cannot be listed.
+    pub(super) fn objects(&self, name: &str) -> anyhow::Result<Vec<(String, u64)>> {
+        let bucket = open(&self.base, self.endpoint.as_ref(), &self.runtime)?;
+        Ok(self.runtime.block_on(bucket.list_sizes(name))?)
     }
 
     /// Makes an object, if none has its name; how long that took.

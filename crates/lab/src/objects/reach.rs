@@ -7,7 +7,6 @@ use std::fs::{self, File};
 use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::process::Command;
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,10 +16,11 @@ use testing::cgroup::Cgroup;
 
 use super::bucket::{OBJECT, Server, TOGETHER};
 use super::fsyncs::{TOOK_US, fsyncs, synced_block, synced_blocks};
-use super::growth::{PUTS, REQUESTS, ROUND_TRIPS, TOOK_MS, UMOUNT_REQUESTS, UNSAID};
+use super::growth::{REQUESTS, ROUND_TRIPS, TOOK_MS, UMOUNT_REQUESTS, UNSAID};
 use super::requests::Requests;
-use super::subject::{Mounted, Subject};
+use super::subject::Subject;
 use super::variants::{is_mounted, mount_of};
+use super::work;
 use crate::experiment::Settings;
 use crate::progress::Progress;
 use crate::random::Random;
@@ -29,7 +29,13 @@ use crate::stats::Histogram;
 
 /// Times that are added, in ms.
 const DISTANCES: [u64; 3] = [0, 10, 50];
-pub(super) const SCENARIOS: [&str; 19] = [
+pub(super) const SCENARIOS: [&str; 25] = [
+    "untar-1000",
+    "untar-1000-10ms",
+    "untar-1000-50ms",
+    "untar-128M",
+    "untar-128M-10ms",
+    "untar-128M-50ms",
     "fsync-4k-10ms",
     "fsync-4k-50ms",
     "fsync-beside-1G",
@@ -110,8 +116,10 @@ pub(super) fn measure(
             _ => {
                 for &variant in settings.variants.iter().filter(|variant| is_mounted(variant)) {
                     let subject = mount_of(variant, (program, server, scratch), &name(variant));
-                    let done = subject
-                        .and_then(|subject| work(scenario, kind, variant, &subject, scratch, recorder));
+                    let (of, at) = ((scenario, variant), (server, name(variant)));
+                    let done = subject.and_then(|subject| {
+                        work::by_kind(of, kind, &subject, (at.0, &at.1, scratch), recorder)
+                    });
                     if let Err(error) = done {
                         recorder.absent(scenario, variant, TOOK_MS, &format!("{error:#}"));
                     }
@@ -300,98 +308,14 @@ fn hand_over(subject: &Subject) -> anyhow::Result<HandedOver> {
     }
     let before = mounted.requests_so_far()?;
     let begun = Instant::now();
-    let unmounted = mounted.leave()?;
+    let unmounted = mounted.umount()?;
     let elsewhere = subject.mount_elsewhere()?;
     ensure!(fs::read(elsewhere.path().join("file-99"))? == [3; 4096], "other bytes than were written");
     let took = begun.elapsed();
     let mount = elsewhere.requests_so_far()?;
-    let umount = unmounted.requests()?.context(UNSAID)? - before;
+    let umount = unmounted.end()?.context(UNSAID)? - before;
     elsewhere.unmount()?;
     Ok(HandedOver { took, umount, mount })
-}
-
-/// What people do with files, from the first call to umount's return.
-fn work(
-    scenario: &str,
-    kind: &str,
-    variant: &str,
-    subject: &Subject,
-    scratch: &Path,
-    recorder: &mut Recorder,
-) -> anyhow::Result<()> {
-    let tree = scratch.join("tree");
-    if !tree.exists() {
-        plant(&tree)?;
-    }
-    let mounted = subject.mount()?;
-    let at = mounted.path().to_owned();
-    if kind == "rm" {
-        run(Command::new("cp").arg("-r").arg(&tree).arg(at.join("tree")))?;
-        rustix::fs::syncfs(File::open(&at)?).context("syncfs")?;
-    }
-    let before = mounted.requests()?;
-    let begun = Instant::now();
-    match kind {
-        "git" => {
-            let git = |arguments: &[&str]| {
-                let mut command = Command::new("git");
-                command.current_dir(&at).args(["-c", "user.name=lab", "-c", "user.email=lab@example.com"]);
-                command.args(["-c", "gc.auto=0", "-c", "init.defaultBranch=main", "-c", "safe.directory=*"]);
-                run(command.args(arguments))
-            };
-            git(&["init", "--quiet", "."])?;
-            run(Command::new("cp").arg("-r").arg(tree.join(".")).arg(&at))?;
-            git(&["add", "."])?;
-            git(&["commit", "--quiet", "-m", "all"])?;
-            git(&["checkout", "--quiet", "-b", "other"])?;
-            git(&["gc", "--quiet"])?;
-        }
-        "sqlite" => {
-            let mut script = String::from("PRAGMA synchronous=FULL; CREATE TABLE t(a INTEGER, b TEXT);\n");
-            for number in 0..50 {
-                script.push_str(&format!("INSERT INTO t VALUES({number}, printf('%.500c', 'x'));\n"));
-            }
-            run(Command::new("sqlite3").arg(at.join("database")).arg(script))?;
-        }
-        _ => run(Command::new("rm").arg("-rf").arg(at.join("tree")))?,
-    }
-    let done = begun.elapsed();
-    let requests = requests_of(&mounted, before)?;
-    let begun = Instant::now();
-    mounted.unmount()?;
-    recorder.value(scenario, variant, TOOK_MS, (done + begun.elapsed()).as_secs_f64() * 1000.0);
-    if let Some(requests) = requests {
-        recorder.value(scenario, variant, REQUESTS, requests.all() as f64);
-        recorder.value(scenario, variant, PUTS, requests.puts as f64);
-        recorder.note(scenario, variant, "requests: of the work and a sync of it");
-    }
-    Ok(())
-}
-
-/// The requests of what was done since, when all of it is in the bucket; none of a peer's.
-fn requests_of(mounted: &Mounted, before: Option<Requests>) -> anyhow::Result<Option<Requests>> {
-    let Some(before) = before else { return Ok(None) };
-    rustix::fs::syncfs(File::open(mounted.path())?).context("syncfs")?;
-    Ok(Some(mounted.requests_so_far()? - before))
-}
-
-/// A small tree of sources.
-fn plant(tree: &Path) -> anyhow::Result<()> {
-    let mut data = vec![0; 16 << 10];
-    for number in 0..300_usize {
-        let directory = tree.join(format!("d{:02}", number % 20));
-        fs::create_dir_all(&directory)?;
-        Random::new(number as u64).fill(&mut data);
-        fs::write(directory.join(format!("file-{number}")), &data[..100 + number * 50])?;
-    }
-    Ok(())
-}
-
-fn run(command: &mut Command) -> anyhow::Result<()> {
-    let output = command.output().with_context(|| format!("{:?}", command.get_program()))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{:?}: {}", command.get_program(), said.trim());
-    Ok(())
 }
 
 #[cfg(test)]
@@ -403,8 +327,18 @@ mod tests {
         assert_eq!(parts("fsync-64-50ms"), ("fsync-64", 50));
         assert_eq!(parts("sequential-0ms"), ("sequential", 0));
         assert_eq!(parts("fsync-beside-1G"), ("fsync-beside-1G", 0));
-        let kinds =
-            ["fsync-4k", "fsync-beside-1G", "fsync-64", "sequential", "handover", "git", "sqlite", "rm"];
+        let kinds = [
+            "untar-1000",
+            "untar-128M",
+            "fsync-4k",
+            "fsync-beside-1G",
+            "fsync-64",
+            "sequential",
+            "handover",
+            "git",
+            "sqlite",
+            "rm",
+        ];
         assert!(SCENARIOS.iter().all(|scenario| kinds.contains(&parts(scenario).0)));
     }
 }

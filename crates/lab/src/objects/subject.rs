@@ -1,15 +1,18 @@
 //! What is mounted from the bucket: a volume, or a directory of a peer's.
 
-use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
 use super::bucket::Server;
+use super::delay::Line;
+use super::peers::Peer;
 use super::requests::{LOG_FILTER, Requests};
+use super::wire::Sent;
 use crate::child::Server as Process;
 use crate::control::{Control, known};
 
@@ -20,34 +23,20 @@ const RECORD_MAX: Duration = Duration::from_secs(10);
 
 /// A place in the bucket, and how it is mounted.
 pub(super) struct Subject {
-    directory: PathBuf,
-    program: PathBuf,
-    kind: Kind,
-    /// The server's, for a volume of ours.
-    endpoint: Option<String>,
+    pub(super) directory: PathBuf,
+    pub(super) program: PathBuf,
+    pub(super) kind: Kind,
+    /// By which it finds the server, if there is one.
+    pub(super) line: Option<Line>,
 }
 
-enum Kind {
+pub(super) enum Kind {
     Ours {
         url: String,
         /// What it is mounted with.
         options: String,
     },
-    Rclone {
-        remote: String,
-        flags: Vec<String>,
-    },
-    /// Its metadata are in a database on this host.
-    Juicefs {
-        metadata: String,
-        writeback: bool,
-    },
-}
-
-/// A process whose mount is gone.
-pub(super) struct Unmounted {
-    process: Process,
-    log: PathBuf,
+    Peer(Peer),
 }
 
 /// A mount of a subject.
@@ -100,8 +89,8 @@ impl Subject {
         name: &str,
     ) -> anyhow::Result<Self> {
         let kind = Kind::Ours { url: server.url(name), options: String::new() };
-        let ours = Self::new(program.to_owned(), scratch, name, kind)?;
-        Ok(Self { endpoint: server.endpoint.clone(), ..ours })
+        let (directory, line) = (directories(scratch, name)?, server.line()?);
+        Ok(Self { directory, program: program.to_owned(), kind, line })
     }
 
     /// Runs the program for a volume of ours; the requests that it sent, if it says so.
@@ -120,56 +109,8 @@ impl Subject {
     pub(super) fn url(&self) -> &str {
         match &self.kind {
             Kind::Ours { url, .. } => url,
-            Kind::Rclone { .. } | Kind::Juicefs { .. } => "",
+            Kind::Peer(_) => "",
         }
-    }
-
-    /// A directory of rclone's, which keeps what is written and uploads it later.
-    ///
-    /// # Errors
-    /// If rclone is not installed.
-    pub(super) fn rclone(server: &Server, scratch: &Path, name: &str) -> anyhow::Result<Self> {
-        let program = crate::volumes::peers::find("rclone").map_err(anyhow::Error::msg)?;
-        let endpoint = server.endpoint.clone().context("not run: it needs a server")?;
-        let flags = ["--config", "", "--s3-provider", "Other", "--s3-env-auth", "--s3-force-path-style"];
-        let mut flags: Vec<String> = flags.map(str::to_owned).into();
-        flags.extend(["--s3-endpoint".to_owned(), endpoint]);
-        let remote = format!(":s3:{}", server.url(name).trim_start_matches("s3://"));
-        Self::new(program, scratch, name, Kind::Rclone { remote, flags })
-    }
-
-    /// A new volume of JuiceFS's, which with `writeback` keeps what is written and uploads it
-    /// later.
-    ///
-    /// # Errors
-    /// If JuiceFS is not installed, or cannot format it.
-    pub(super) fn juicefs(
-        server: &Server,
-        scratch: &Path,
-        name: &str,
-        writeback: bool,
-    ) -> anyhow::Result<Self> {
-        let program = crate::volumes::peers::find("juicefs").map_err(anyhow::Error::msg)?;
-        let bucket = server.bucket_url().context("not run: it needs a server")?;
-        let metadata = format!("sqlite3://{}/{name}/metadata.db", scratch.display());
-        let subject =
-            Self::new(program, scratch, name, Kind::Juicefs { metadata: metadata.clone(), writeback })?;
-        let mut format = subject.command(&["format", "--storage", "s3", "--trash-days", "0", "--bucket"]);
-        for (theirs, ours) in [("ACCESS_KEY", "AWS_ACCESS_KEY_ID"), ("SECRET_KEY", "AWS_SECRET_ACCESS_KEY")] {
-            format.env(theirs, std::env::var_os(ours).unwrap_or_default());
-        }
-        let output =
-            format.arg(bucket).arg(metadata).arg(format!("lab-{}-{name}", std::process::id())).output()?;
-        ensure!(output.status.success(), "juicefs format: {}", said(&output));
-        Ok(subject)
-    }
-
-    fn new(program: PathBuf, scratch: &Path, name: &str, kind: Kind) -> anyhow::Result<Self> {
-        let directory = scratch.join(name);
-        for part in ["mount", "elsewhere", "cache"] {
-            fs::create_dir_all(directory.join(part))?;
-        }
-        Ok(Self { directory, program, kind, endpoint: None })
     }
 
     /// Mounts it.
@@ -200,27 +141,22 @@ impl Subject {
 
     fn mount_at(&self, place: &str, run: &str, options: &str) -> anyhow::Result<Mounted> {
         let (at, run) = (self.directory.join(place), self.directory.join(run));
-        let mut command = self.command(&["mount"]);
-        let run = match &self.kind {
+        let (mut command, run) = match &self.kind {
             Kind::Ours { url, options: its } => {
                 let options = if options.is_empty() { its } else { options };
                 fs::create_dir_all(&run)?;
                 fs::set_permissions(&run, std::os::unix::fs::PermissionsExt::from_mode(0o700))?;
+                let mut command = self.command(&["mount"]);
                 command.arg(url).arg(&at).env("WATERTIGHT_RUNTIME_DIR", &run);
                 if !options.is_empty() {
                     command.args(["-o", options]);
                 }
-                Some(run)
+                (command, Some(run))
             }
-            Kind::Rclone { remote, flags } => {
-                command.arg(remote).arg(&at).args(flags).args(["--vfs-cache-mode", "writes", "--cache-dir"]);
-                command.arg(self.directory.join("cache"));
-                None
-            }
-            Kind::Juicefs { metadata, writeback } => {
-                command.args(["--no-usage-report", "--cache-dir"]).arg(self.directory.join("cache"));
-                command.args(writeback.then_some("--writeback")).arg(metadata).arg(&at);
-                None
+            Kind::Peer(peer) => {
+                let mut command = self.command(&[]);
+                peer.mount(&mut command, &self.cache(), &at);
+                (command, None)
             }
         };
         let log = self.directory.join(format!("{place}.log"));
@@ -238,9 +174,9 @@ impl Subject {
 
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
-        // With a bundle, rclone 1.60 refuses every S3 server.
+        // With a bundle, versions of rclone refuse every S3 server.
         command.args(arguments).env_remove("AWS_CA_BUNDLE").stdin(Stdio::null());
-        command.envs(self.endpoint.iter().map(|endpoint| ("AWS_ENDPOINT_URL", endpoint)));
+        command.envs(self.line.iter().map(|line| ("AWS_ENDPOINT_URL", line.endpoint())));
         if matches!(self.kind, Kind::Ours { .. }) {
             command.args(["--log-format", "json"]).env("RUST_LOG", LOG_FILTER);
         }
@@ -255,57 +191,66 @@ impl Subject {
         self.run(&["gc", self.url()]).map(drop)
     }
 
-    /// How many bytes of the files in `tree`, another client does not find at this moment.
+    /// Whether a peer still has something on this host to be uploaded, which its next mount does.
     ///
     /// # Errors
-    /// If it cannot look.
-    pub(super) fn bytes_missing(&self, tree: &Path) -> anyhow::Result<u64> {
+    /// If its cache directory cannot be read.
+    pub(super) fn has_something_to_upload(&self) -> std::io::Result<bool> {
         match &self.kind {
-            Kind::Ours { .. } => {
-                let mounted = self.mount_elsewhere()?;
-                let missing = files(tree)?.into_iter().try_fold(0, |missing, (name, len)| {
-                    let is_there =
-                        fs::read(mounted.path().join(&name)).ok() == Some(fs::read(tree.join(&name))?);
-                    Ok(missing + if is_there { 0 } else { len })
-                });
-                mounted.unmount()?;
-                missing
-            }
-            Kind::Rclone { remote, flags } => {
-                let mut list =
-                    self.command(&["lsf", "--recursive", "--files-only", "--format", "sp", remote]);
-                let output = list.args(flags).output()?;
-                // A directory that is not there yet ends it with 3.
-                ensure!(
-                    output.status.success() || output.status.code() == Some(3),
-                    "rclone lsf: {}",
-                    said(&output)
-                );
-                let listed = String::from_utf8_lossy(&output.stdout);
-                let found: HashSet<&str> = listed.lines().collect();
-                let all = files(tree)?.into_iter();
-                let lost = all.filter(|(name, len)| !found.contains(format!("{len};{name}").as_str()));
-                Ok(lost.map(|(_, len)| len).sum())
-            }
-            Kind::Juicefs { metadata, .. } => {
-                let output = self.command(&["fsck", metadata]).output()?;
-                let said = said(&output);
-                if output.status.success() {
-                    return Ok(0);
-                }
-                // `3 objects are lost (9000000 bytes), 3 broken files:`
-                let lost =
-                    said.split_once(" objects are lost (").and_then(|(_, rest)| rest.split_once(" bytes"));
-                lost.and_then(|(bytes, _)| bytes.parse().ok())
-                    .with_context(|| format!("juicefs fsck: {said}"))
-            }
+            Kind::Ours { .. } => Ok(false),
+            Kind::Peer(peer) => peer.has_something_to_upload(&self.cache()),
         }
     }
+
+    /// This volume of ours for a client with an address of its own, which has no journal.
+    ///
+    /// # Errors
+    /// If no port is free.
+    pub(super) fn of_another_host(&self, server: &Server) -> anyhow::Result<Self> {
+        let kind = Kind::Ours { url: self.url().to_owned(), options: String::new() };
+        let (directory, program) = (self.directory.clone(), self.program.clone());
+        Ok(Self { directory, program, kind, line: server.line()? })
+    }
+
+    /// Where a peer keeps what it has not uploaded.
+    fn cache(&self) -> PathBuf {
+        self.directory.join("cache")
+    }
+
+    /// What it has sent so far, its program's other calls included; none without a server.
+    ///
+    /// # Errors
+    /// If a connection was not understood.
+    pub(super) fn sent(&self) -> anyhow::Result<Option<Sent>> {
+        self.line.as_ref().map(Line::sent).transpose()
+    }
+}
+
+/// The directories of a subject.
+///
+/// # Errors
+/// If they cannot be made.
+pub(super) fn directories(scratch: &Path, name: &str) -> anyhow::Result<PathBuf> {
+    let directory = scratch.join(name);
+    for part in ["mount", "elsewhere", "cache"] {
+        fs::create_dir_all(directory.join(part))?;
+    }
+    Ok(directory)
 }
 
 impl Mounted {
     pub(super) fn path(&self) -> &Path {
         &self.at
+    }
+
+    /// Attaches another volume of ours at a path in this one.
+    ///
+    /// # Errors
+    /// If its process does not do it.
+    pub(super) fn attach(&self, path: &str, source: &str) -> anyhow::Result<()> {
+        let run = self.run.as_ref().context("no volume of ours")?;
+        let wish = serde_json::json!({ "path": path, "source": source, "options": [] });
+        control(run)?.call("POST", "/v1/attach", &wish).map(drop)
     }
 
     /// The requests that the volume has sent; none if it does not say.
@@ -349,39 +294,43 @@ impl Mounted {
     /// If umount(8) fails, or the process does not end.
     pub(super) fn unmount_and_count(self) -> anyhow::Result<(Duration, Option<Requests>)> {
         let begun = Instant::now();
-        let unmounted = self.leave()?;
+        let unmounted = self.umount()?;
         let took = begun.elapsed();
-        Ok((took, unmounted.requests()?))
+        Ok((took, unmounted.end()?))
     }
 
-    /// umount(8) alone.
-    ///
-    /// # Errors
-    /// If umount(8) fails.
-    pub(super) fn leave(self) -> anyhow::Result<Unmounted> {
-        umount(&self.at)?;
-        Ok(Unmounted { process: self.process, log: self.log })
-    }
-
-    /// umount(8), and its process's end.
+    /// umount(8). What its process does from here on is not waited for, as nobody does.
     ///
     /// # Errors
     /// If umount(8) fails.
     pub(super) fn unmount(self) -> anyhow::Result<()> {
+        self.umount().map(drop)
+    }
+
+    /// As [`unmount`](Self::unmount), for a caller who waits for the process later.
+    ///
+    /// # Errors
+    /// If umount(8) fails.
+    pub(super) fn umount(self) -> anyhow::Result<Unmounted> {
         umount(&self.at)?;
-        // What it does from here on is not waited for, as nobody does.
-        std::thread::spawn(move || self.process.stop());
-        Ok(())
+        let Self { process, log, .. } = self;
+        Ok(Unmounted { process: std::thread::spawn(move || process.stop()), log })
     }
 }
 
+/// A process whose mount is gone. It is waited for in the background if it is dropped.
+pub(super) struct Unmounted {
+    process: JoinHandle<anyhow::Result<()>>,
+    log: PathBuf,
+}
+
 impl Unmounted {
-    /// All requests of the process, whose end is waited for.
+    /// Waits for the process's end; the requests that it logged, if it is one of ours.
     ///
     /// # Errors
-    /// If the process does not end.
-    pub(super) fn requests(self) -> anyhow::Result<Option<Requests>> {
-        self.process.stop()?;
+    /// If it does not end.
+    pub(super) fn end(self) -> anyhow::Result<Option<Requests>> {
+        self.process.join().expect("it does not panic")?;
         Ok(Requests::logged(&fs::read_to_string(&self.log)?))
     }
 }
@@ -417,23 +366,6 @@ pub(super) fn umount(at: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// The files of a tree, by their names in it, and their sizes.
-fn files(tree: &Path) -> anyhow::Result<Vec<(String, u64)>> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(tree)? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if entry.file_type()?.is_dir() {
-            files.extend(
-                self::files(&entry.path())?.into_iter().map(|(below, len)| (format!("{name}/{below}"), len)),
-            );
-        } else {
-            files.push((name, entry.metadata()?.len()));
-        }
-    }
-    Ok(files)
-}
-
-fn said(output: &Output) -> String {
+pub(super) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).trim().to_owned()
 }
