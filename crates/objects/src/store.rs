@@ -25,7 +25,7 @@ use crate::quotas::VOLUME;
 use crate::read_ahead::Streams;
 use crate::rows::Kind;
 use crate::tree::Tree;
-use crate::wait::{read, wait};
+use crate::wait::{read, wait, wait_for_task};
 
 /// Unit of the sizes that [`Store::statfs`] returns.
 const FRAGMENT: u32 = 4096;
@@ -50,6 +50,14 @@ impl BucketStore {
 
     fn wait<F: Future>(&self, future: F) -> F::Output {
         wait(&self.runtime, future)
+    }
+
+    /// Waits for a call that is seldom made, and may be deep.
+    fn on_mounted<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
+        &self,
+        call: impl FnOnce(Arc<Mounted>) -> F,
+    ) -> T {
+        wait_for_task(&self.runtime, call(Arc::clone(&self.mounted)))
     }
 
     fn read<F: Future>(&self, id: ObjectId, future: F) -> F::Output {
@@ -350,21 +358,23 @@ impl Store for BucketStore {
     }
 
     fn close(&self) {
-        self.wait(self.mounted.close());
+        self.on_mounted(|mounted| async move { mounted.close().await });
     }
 }
 
 impl Snapshots for BucketStore {
     fn create(&self, name: &str) -> Result<Snapshot> {
-        self.wait(self.mounted.create_snapshot(name)).map(Snapshot::from)
+        let name = name.to_owned();
+        self.on_mounted(|mounted| async move { mounted.create_snapshot(&name).await }).map(Snapshot::from)
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        self.wait(self.mounted.delete_snapshot(name))
+        let name = name.to_owned();
+        self.on_mounted(|mounted| async move { mounted.delete_snapshot(&name).await })
     }
 
     fn list(&self) -> Result<Vec<Snapshot>> {
-        let snapshots = self.wait(self.mounted.snapshots())?;
+        let snapshots = self.on_mounted(|mounted| async move { mounted.snapshots().await })?;
         Ok(snapshots.into_iter().map(Snapshot::from).collect())
     }
 }

@@ -1,5 +1,7 @@
 //! Waits for the runtime's futures on a thread that is not the runtime's.
 
+use std::panic::resume_unwind;
+
 use tokio::runtime::Handle;
 
 use crate::tree::Tree;
@@ -8,6 +10,16 @@ use crate::tree::Tree;
 pub(crate) fn wait<F: Future>(runtime: &Handle, future: F) -> F::Output {
     let _runtime = runtime.enter();
     futures_executor::block_on(future)
+}
+
+/// Waits for what a thread of the runtime does: this thread's stack may be too small for it. A server's
+/// threads have 256 KiB each, of which the end of a volume takes more.
+pub(crate) fn wait_for_task<T: Send + 'static>(
+    runtime: &Handle,
+    task: impl Future<Output = T> + Send + 'static,
+) -> T {
+    let ended = wait(runtime, runtime.spawn(task));
+    ended.unwrap_or_else(|error| resume_unwind(error.into_panic()))
 }
 
 /// Waits for a call that reads an inode: of a volume that others write it finds one state.

@@ -15,3 +15,11 @@ use object_store::memory::InMemory;
 fn a_volume_in_memory() {
     suite::run(|| watertight_objects::open_unheld(Arc::new(InMemory::new()), "volume").unwrap());
 }
+
+/// A server's threads have little more.
+#[test]
+fn a_volume_ends_on_a_thread_with_a_small_stack() {
+    let store = watertight_objects::open_unheld(Arc::new(InMemory::new()), "volume").unwrap();
+    let ending = std::thread::Builder::new().stack_size(128 << 10).spawn(move || store.close());
+    ending.unwrap().join().unwrap();
+}

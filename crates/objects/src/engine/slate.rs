@@ -257,7 +257,6 @@ impl SlateEngine {
         self.db.flush_with_options(what).await.map_err(|error| self.failed(&error))
     }
 
-    /// A failure, by its cause in the log if there is one.
     /// Has the journal, or else the bucket, take all that was written by now.
     async fn commit_to_journal(&self, level: Level) -> Result<()> {
         match self.log.commit_to_journal(level).await? {
@@ -266,6 +265,7 @@ impl SlateEngine {
         }
     }
 
+    /// A failure, by its cause in the log if there is one.
     pub(super) fn failed(&self, error: &slatedb::Error) -> Error {
         self.log.failure().unwrap_or_else(|| {
             let plain = plain(error);

@@ -106,6 +106,7 @@ fn relay(client: &TcpStream, server: &TcpStream, is_half: bool) -> std::io::Resu
 /// Answers each request with a status, once it is read as a whole.
 fn answer(mut client: &TcpStream, status: &str) -> std::io::Result<()> {
     let counts = Counts::default();
+    let said = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n");
     let (mut reader, mut answered, mut part) = (Reader::new(&counts), 0, vec![0; 64 << 10]);
     loop {
         let len = client.read(&mut part)?;
@@ -114,7 +115,7 @@ fn answer(mut client: &TcpStream, status: &str) -> std::io::Result<()> {
         }
         reader.read(&part[..len]);
         while reader.is_between_requests() && answered < counts.sent().all() {
-            write!(client, "HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n")?;
+            client.write_all(said.as_bytes())?;
             answered += 1;
         }
     }
