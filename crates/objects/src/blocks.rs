@@ -341,10 +341,23 @@ impl Blocks {
         drop(state);
     }
 
+    /// Keeps a block that is in the bucket since a moment ago.
+    pub(crate) fn keep(self: &Arc<Self>, key: Key, bytes: Bytes) {
+        let mut state = self.0.lock();
+        state.put(key, bytes, false);
+        self.sweep_while_there_are(&mut state);
+    }
+
     /// Gives up blocks that are damaged.
     pub(crate) fn forget(&self, object: Object, run: Range<u32>) {
         let mut state = self.0.lock();
         run.for_each(|number| state.remove((object, number)));
+    }
+
+    fn sweep_while_there_are(self: &Arc<Self>, state: &mut State) {
+        if !state.here.is_empty() && !std::mem::replace(&mut state.is_swept, true) {
+            self.sweep_later();
+        }
     }
 
     /// Gives up old blocks from now on, as long as there are blocks.
@@ -435,9 +448,7 @@ impl Claim {
             state.put(*key, bytes.clone(), self.is_ahead());
             ended.extend(state.end_claim(*key, self.number));
         }
-        if !state.here.is_empty() && !std::mem::replace(&mut state.is_swept, true) {
-            self.blocks.sweep_later();
-        }
+        self.blocks.sweep_while_there_are(&mut state);
         drop(state);
     }
 }

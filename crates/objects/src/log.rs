@@ -48,6 +48,7 @@ use sync::mutant::is_on;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::blocks::{BLOCK_LEN, Blocks};
 use crate::bucket::{Bucket, Condition};
 use crate::codec::Codec;
 use crate::engine::BATCH_BYTES_MAX;
@@ -55,6 +56,7 @@ use crate::journal::Journal;
 use crate::journal::targets::Targets;
 use crate::object_names::log_name;
 use crate::parents::Parents;
+use crate::rows::Object;
 use crate::turns::Turns;
 pub(crate) use init::LogInit;
 use object::{HEADER, Header, LogKind};
@@ -88,6 +90,8 @@ pub(crate) struct CommitLog {
     /// Something comes into the open object, which was empty.
     opened: Notify,
     journal: OnceLock<(Arc<Journal>, Targets)>,
+    /// Where what was sent is kept for those who read it.
+    blocks: OnceLock<Arc<Blocks>>,
     /// A caller waits for the journal.
     journal_wanted: Notify,
     /// What writes the journal.
@@ -196,11 +200,29 @@ impl CommitLog {
             changed: Notify::new(),
             opened: Notify::new(),
             journal: OnceLock::new(),
+            blocks: OnceLock::new(),
             journal_wanted: Notify::new(),
             writing_journal: Mutex::default(),
             turns: Turns::new(),
             listeners: Mutex::new(Listeners::default()),
         })
+    }
+
+    /// From now on keeps small objects with data in these blocks: a database reads and changes again
+    /// what it has just synced, and would fetch it for that.
+    pub(crate) fn keep_in(&self, blocks: &Arc<Blocks>) {
+        self.blocks.get_or_init(|| Arc::clone(blocks));
+    }
+
+    fn keep(&self, number: u64, [header, data, rows]: [Bytes; 3]) {
+        let len = header.len() + data.len() + rows.len();
+        if let Some(blocks) = self.blocks.get()
+            && !data.is_empty()
+            && len <= BLOCK_LEN
+        {
+            // In memory of its own: what the parts lie in is larger.
+            blocks.keep((Object::Log(number), 0), [header, data, rows].concat().into());
+        }
     }
 
     /// Reads what is behind the object `after`.
@@ -423,8 +445,8 @@ impl CommitLog {
         let Content { header, data, rows } = content;
         let rows = self.codec.seal(&header.context(), &rows);
         let header = header.write(data.len(), rows.len());
-        let parts = [header.clone(), data, rows].into_iter().filter(|part| !part.is_empty());
-        let object = PutPayload::from_iter(parts);
+        let parts = [header.clone(), data, rows];
+        let object = PutPayload::from_iter(parts.iter().filter(|part| !part.is_empty()).cloned());
         let (len, begun) = (object.content_length(), Instant::now());
         let made = self.bucket.create(&name, object).await?;
         // Where an fsync waits for a journal, nobody waits for it.
@@ -432,6 +454,7 @@ impl CommitLog {
             self.turns.committed(len, begun.elapsed());
         }
         if matches!(made, Condition::Met(_)) {
+            self.keep(number, parts);
             return Ok(true);
         }
         if is_on("log-nonce-not-compared") || is_on("log-nonce-not-read-back") {

@@ -59,6 +59,11 @@ impl Reader {
         Self { bucket, ahead_bucket, blocks: Arc::default(), ahead: Semaphore::new(AHEAD), disk }
     }
 
+    /// The blocks that are in memory.
+    pub(crate) fn blocks(&self) -> &Arc<Blocks> {
+        &self.blocks
+    }
+
     /// Loads ranges of objects. Of a range behind an object's end nothing is loaded.
     ///
     /// # Errors

@@ -71,6 +71,7 @@ impl Segments {
     ) -> Self {
         let epoch = if is_on("segments-epoch-not-raised") { 1 } else { epoch };
         let reader = Arc::new(Reader::new(bucket.clone(), disk));
+        log.keep_in(reader.blocks());
         let uploads = Uploads::new(bucket.clone(), Arc::clone(&log), Arc::clone(&reader));
         Self { bucket, codec, log, epoch, next: AtomicU64::new(0), reader, uploads }
     }

@@ -2,8 +2,9 @@
 //!
 //! The journal gets the log's objects as they grow: what was put and appended since the last write,
 //! of all objects that are not durable, in their order. Callers that come meanwhile share the next
-//! write. The open object is sealed and sent as soon as none is on its way, so that what is in the
-//! journal is in the bucket two requests later, and fsyncs that come in between share a request.
+//! write. The open object is sealed and sent [`PACE`] after the journal has got something of it, when
+//! none is on its way, so that fsyncs that come in between share a request. A caller that waits for
+//! the bucket has it sealed at once.
 //!
 //! An object of which the journal has a part may be sent: what is sent has all of that and more.
 //! The ones behind it are not, until the journal's disk has the whole of it or it is durable: an object
@@ -13,6 +14,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{Buf as _, BufMut as _, Bytes};
 use slatedb::wal::WalError;
@@ -31,6 +33,10 @@ pub(crate) const PART: u16 = 1;
 pub(crate) const REST: u16 = 2;
 /// A record with a segment.
 pub(crate) const SEGMENT: u16 = 3;
+
+/// How long what the journal has may be kept for others that share its request: what a host that is
+/// lost takes with it.
+const PACE: Duration = Duration::from_secs(1);
 
 /// How far the journal is to have what a caller waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +75,8 @@ pub(super) struct Progress {
     refused: u64,
     /// The last one was, for want of room, and none was given back since.
     is_full: bool,
+    /// A task seals the open object when it is due.
+    is_timed: bool,
 }
 
 /// A place in the log.
@@ -218,8 +226,13 @@ impl State {
     }
 
     /// Whether an fsync was acknowledged for something of the open object.
-    pub(super) fn is_open_journaled(&self) -> bool {
+    fn is_open_journaled(&self) -> bool {
         !self.is_open_empty() && self.journaled.synced.end.number == self.open
+    }
+
+    /// Whether nothing is on its way, and an fsync was acknowledged for what could be sent.
+    fn is_sendable_alone(&self) -> bool {
+        self.sealed.is_empty() && self.is_open_journaled() && self.failed.is_none()
     }
 
     /// What the journal has not; nothing: `None`.
@@ -416,11 +429,22 @@ impl CommitLog {
         }
     }
 
-    /// Seals what was acknowledged, if nothing else is on its way.
+    /// Has what was acknowledged sealed soon, if nothing else is on its way then.
     pub(super) fn send_journaled(self: &Arc<Self>, state: &mut State) {
-        if state.sealed.is_empty() && state.is_open_journaled() && state.failed.is_none() {
-            self.seal(state);
+        if !state.is_sendable_alone() || std::mem::replace(&mut state.journaled.is_timed, true) {
+            return;
         }
+        let log = Arc::downgrade(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(PACE).await;
+            let Some(log) = log.upgrade() else { return };
+            let mut state = log.state.lock();
+            state.journaled.is_timed = false;
+            // Else this is looked at again when what is on its way is there.
+            if state.is_sendable_alone() {
+                log.seal(&mut state);
+            }
+        });
     }
 
     /// Gives the journal back what is durable.

@@ -1,6 +1,7 @@
 //! What is seen of a volume's requests to object storage.
 
 use std::fs;
+use std::os::unix::fs::FileExt as _;
 
 use super::{LARGE, World, pattern};
 use crate::control::call;
@@ -46,4 +47,30 @@ fn a_store_that_sends_none_has_no_figures_of_requests() {
     assert_eq!(rig.volume().get("store_requests"), None);
     let page = call(&rig.socket(), "GET /metrics", "");
     assert!(!page.lines().any(|line| line.starts_with("watertight_store_")), "{page}");
+}
+
+/// As a database does with the head of its journal.
+#[test]
+fn what_was_just_synced_is_changed_again_without_fetching_it() {
+    let Some(mut world) = World::new() else { return };
+    let daemon = world.mount("dirty_after=1h");
+    let gets =
+        |world: &World| world.rig.volume()["store_requests"]["by_kind"]["get"]["sent"].as_u64().unwrap();
+    let file = fs::File::create(world.path("journal")).unwrap();
+    file.sync_all().unwrap();
+    let before = gets(&world);
+    for round in 1..=50_u8 {
+        file.write_all_at(&[round; 9000], 0).unwrap();
+        file.sync_data().unwrap();
+        file.write_all_at(&[0; 12], 0).unwrap();
+        file.sync_data().unwrap();
+    }
+    // A question for the lease each five seconds.
+    let more = gets(&world) - before;
+    assert!(more < 25, "{more} GETs for 50 rounds");
+    let mut expected = [50; 9000];
+    expected[..12].fill(0);
+    assert_eq!(fs::read(world.path("journal")).unwrap(), expected);
+    drop(file);
+    world.umount(&daemon);
 }
