@@ -36,7 +36,10 @@ impl Archive {
         let (tree, file) = (scratch.join(format!("{name}.d")), scratch.join(format!("{name}.tar")));
         if !file.exists() {
             plant(&tree, files)?;
-            let made = Command::new("tar").arg("-cf").arg(&file).arg("-C").arg(&tree).arg(".").status()?;
+            // Without the tree's root, whose owner and mode not every peer lets be set.
+            let names = fs::read_dir(&tree)?.map(|entry| Ok(entry?.file_name()));
+            let names = names.collect::<std::io::Result<Vec<_>>>()?;
+            let made = Command::new("tar").arg("-cf").arg(&file).arg("-C").arg(&tree).args(names).status()?;
             ensure!(made.success(), "tar: {made}");
         }
         Ok(Some(Self { tree, file }))

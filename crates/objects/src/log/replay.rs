@@ -4,9 +4,11 @@
 //! cannot be read leaves the bucket as it is.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
 use slatedb::wal::{WalError, WalIterator, WalRows};
 use store::{Error, ErrorKind, Result};
 use sync::mutant::is_on;
@@ -15,6 +17,10 @@ use super::object::{self, HEADER, Header, LogKind, OBJECT_BYTES_MAX};
 use crate::bucket::Bucket;
 use crate::codec::Codec;
 use crate::object_names::{log_name, number_of};
+
+/// Objects that are fetched at once: after a crash there is one for each fsync of the last seconds, and
+/// one by one each took a round trip. Few are larger than 8 MiB.
+const READ_TOGETHER: usize = 16;
 
 /// Reads the log, in its order.
 #[derive(Debug, Clone)]
@@ -95,7 +101,11 @@ impl Replay {
         let after = log_name(self.next - 1);
         let listed = self.bucket.list("log", Some(after.trim_start_matches("log/"))).await?;
         let numbers: Vec<_> = listed.iter().filter_map(|name| number_of(name)).collect();
-        for (index, &number) in numbers.iter().enumerate() {
+        let bucket = self.bucket.clone();
+        let reads = numbers.clone().into_iter().map(move |number| read(bucket.clone(), number));
+        let mut objects = pin!(stream::iter(reads).buffered(READ_TOGETHER).enumerate());
+        while let Some((index, object)) = objects.next().await {
+            let number = numbers[index];
             // What a fence left out.
             if number < self.next {
                 continue;
@@ -104,8 +114,7 @@ impl Replay {
                 self.check_gap(&numbers[index..]).await?;
                 break;
             }
-            let object = self.read(number).await?;
-            if !self.take(number, object, epoch)? {
+            if !self.take(number, object?, epoch)? {
                 return Ok(Read::Newer { number });
             }
         }
@@ -171,9 +180,7 @@ impl Replay {
 
     /// The object `number`, which is there.
     pub(super) async fn read(&self, number: u64) -> Result<Bytes> {
-        let name = log_name(number);
-        let got = self.bucket.get_at_most(&name, OBJECT_BYTES_MAX).await?;
-        got.map(|(object, _)| object).ok_or_else(|| self.named(object::damaged(number, "it is gone")))
+        read(self.bucket.clone(), number).await
     }
 
     /// Takes the rows of the object `number`, which is the next; says whether its holder's epoch is
@@ -216,11 +223,19 @@ impl Replay {
         Ok(true)
     }
 
-    /// An error about an object of the log, with the volume's URL.
     fn named(&self, error: Error) -> Error {
-        let why = error.detail().unwrap_or("it is damaged");
-        let detail =
-            format!("{}/{why}; put the object back as it was, and everything is there", self.bucket.url());
-        Error::with(error.kind(), "read log", detail)
+        named(&self.bucket, error)
     }
+}
+
+async fn read(bucket: Bucket, number: u64) -> Result<Bytes> {
+    let got = bucket.get_at_most(&log_name(number), OBJECT_BYTES_MAX).await?;
+    got.map(|(object, _)| object).ok_or_else(|| named(&bucket, object::damaged(number, "it is gone")))
+}
+
+/// An error about an object of the log, with the volume's URL.
+fn named(bucket: &Bucket, error: Error) -> Error {
+    let why = error.detail().unwrap_or("it is damaged");
+    let detail = format!("{}/{why}; put the object back as it was, and everything is there", bucket.url());
+    Error::with(error.kind(), "read log", detail)
 }
