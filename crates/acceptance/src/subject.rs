@@ -216,6 +216,18 @@ impl Subject {
         &self.store
     }
 
+    /// Where the volume is, if that is in a bucket.
+    #[must_use]
+    pub fn url(&self) -> Option<&str> {
+        self.url.as_deref()
+    }
+
+    /// The directory of the program's control sockets.
+    #[must_use]
+    pub fn runtime(&self) -> &Path {
+        &self.runtime
+    }
+
     /// Whether the volume is in a bucket, and the store no directory of the host.
     #[must_use]
     pub fn is_in_bucket(&self) -> bool {

@@ -10,6 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use watertight_acceptance::crash::{Plan, Step, Writer, check};
+use watertight_acceptance::daemon::{Daemon, RUNTIME_DIR};
+use watertight_acceptance::program;
 use watertight_acceptance::rng::Rng;
 use watertight_acceptance::scratch::Scratch;
 use watertight_acceptance::{Cmd, Setup, Subject, is_long, note};
@@ -120,6 +122,90 @@ fn synced_data_survives_a_kill_of_a_small_cache() {
 #[test]
 fn synced_data_survives_a_kill_with_kernel_writeback() {
     crashes("kill-9-writeback", Setup::default().option("mode=kernel-writeback"), rounds(40), 3);
+}
+
+/// Makes snapshots of a mounted volume until that fails, for the mount was killed; returns the names
+/// of those that were acknowledged.
+fn make_snapshots(mountpoint: &Path, runtime: &Path, number: u64) -> Vec<String> {
+    let mut made = Vec::new();
+    loop {
+        let name = format!("{number}-{}", made.len());
+        let create = Cmd::new(program::watertight()).env(RUNTIME_DIR, runtime).args(["snapshot", "create"]);
+        if !create.arg(mountpoint).arg(&name).run().status.success() {
+            return made;
+        }
+        made.push(name);
+    }
+}
+
+/// Collects garbage, and repacks what is mostly dead; every second time that is killed, too.
+fn collect_garbage(url: &str, rng: &mut Rng) {
+    let mut collection = Cmd::new(program::watertight()).arg("gc").arg(url).quiet().start();
+    if rng.range(0, 2) == 0 {
+        thread::sleep(random_moment(rng));
+        collection.kill();
+    }
+    assert!(collection.wait(Duration::from_secs(120)).is_some(), "a collection takes two minutes");
+}
+
+/// What earlier rounds left is in a snapshot of a later one.
+fn check_snapshot(url: &str, name: &str, (dir, runtime): (&Path, &Path), all: &[Round]) {
+    let mut shown = Daemon::mount(&url.into(), dir, &[format!("snapshot={name}")], runtime)
+        .unwrap_or_else(|said| panic!("the snapshot {name} is not mounted: {said}"));
+    for done in all {
+        let wrong = done.complaints(&dir.join(format!("round-{}", done.number)));
+        assert!(wrong.is_empty(), "round {} in the snapshot {name}:\n{}", done.number, wrong.join("\n"));
+    }
+    Cmd::new(program::watertight()).env(RUNTIME_DIR, runtime).arg("umount").arg(dir).ok();
+    assert!(shown.wait(Duration::from_secs(120)).is_some(), "the mount of a snapshot stays");
+}
+
+/// A volume in a bucket with a cache on this host's disk, of which snapshots are made in the midst of
+/// the writing; between rounds garbage is collected, and what is left of overwritten objects repacked.
+#[test]
+fn synced_data_survives_a_kill_beside_a_cache_snapshots_and_repacking() {
+    let name = "kill-9-bucket";
+    if watertight_acceptance::subject::bucket().is_none() {
+        watertight_acceptance::skip(name, "ACCEPTANCE_STORE names no bucket");
+        return;
+    }
+    let cache = Scratch::new(name);
+    let option = format!("disk_cache={}", cache.path().join("cache").display());
+    let setup = Setup::default().option(&option).limit(Duration::from_secs(1800));
+    let Some(mut subject) = Subject::with(name, setup) else { return };
+    let url = subject.url().expect("it is in a bucket").to_owned();
+    let (mut rng, mut all, mut snapshots) = (Rng::new(4), Vec::new(), 0);
+    let places = (subject.outside("snapshot"), cache.private_dir("run"));
+    for number in 0..rounds(20) {
+        let after = random_moment(&mut rng) * 4;
+        let (mountpoint, runtime) = (subject.path().to_owned(), subject.runtime().to_owned());
+        let making = thread::spawn(move || make_snapshots(&mountpoint, &runtime, number));
+        let done = round(&mut subject, number, 4, "honest", after);
+        let made = making.join().expect("makes snapshots");
+        collect_garbage(&url, &mut rng);
+        let wrong = done.complaints(&store_dir(&subject, number));
+        assert!(wrong.is_empty(), "round {number}, killed after {after:?}:\n{}", wrong.join("\n"));
+        subject.mount();
+        let of_it = |verb: &str| Cmd::new(program::watertight()).args(["snapshot", verb]).arg(&url);
+        for (place, snapshot) in made.iter().enumerate() {
+            if place == 0 {
+                check_snapshot(&url, snapshot, (&places.0, &places.1), &all);
+            }
+            subject.program().args(["snapshot", "delete"]).arg(subject.path()).arg(snapshot).ok();
+        }
+        let left = of_it("list").ok().out();
+        assert!(made.iter().all(|snapshot| !left.contains(snapshot)), "{made:?} are deleted: {left}");
+        snapshots += made.len();
+        all.push(done);
+    }
+    subject.close();
+    for done in &all {
+        let wrong = done.complaints(&store_dir(&subject, done.number));
+        assert!(wrong.is_empty(), "round {} at the end:\n{}", done.number, wrong.join("\n"));
+    }
+    let steps: usize = all.iter().map(|r| r.acknowledged).sum();
+    assert!(steps > all.len() && snapshots > 0, "{steps} steps, {snapshots} snapshots: nobody was at work");
+    note(name, &format!("{} kills, {steps} acknowledged steps, {snapshots} snapshots", all.len()));
 }
 
 /// Anti-vacuity: a writer that says "synced" without syncing is caught, on the same mount by the

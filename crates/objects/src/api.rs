@@ -48,6 +48,8 @@ use crate::utc::in_utc;
 use crate::wait::wait;
 use crate::wrapped_key::WrappedKey;
 pub use snapshots::{Cloned, SnapshotInfo, clone_volume, create_snapshot, delete_snapshot, snapshots};
+#[cfg(test)]
+pub(crate) use volumes::delete_objects;
 pub use volumes::{delete_volume, nested_volume, volumes};
 
 /// The schemes of the URLs that name a volume.
@@ -209,7 +211,7 @@ fn open_read_only(
         let format = format::read(bucket).await?;
         let codec = codec_of(&format, key)?;
         let mount = MountOptions {
-            disk_cache: options.disk_cache.clone(),
+            disk_cache: options.disk_cache.clone().map(|dir| Arc::new(dir) as _),
             follow: options.follow,
             ..MountOptions::new(&format, codec)
         };
@@ -374,7 +376,7 @@ async fn open_held(bucket: &Bucket, key: Option<&UserKey>, options: &OpenOptions
         found,
         tables,
         earlier,
-        disk_cache: options.disk_cache.clone(),
+        disk_cache: options.disk_cache.clone().map(|dir| Arc::new(dir) as _),
         journal: journal.clone(),
         handed: options.handed.clone(),
         ..MountOptions::new(&format, codec)

@@ -15,6 +15,7 @@ use object_store::{
     Error as StoreError, ObjectStore, PutMode, PutOptions, PutPayload, Result as StoreResult, UpdateVersion,
 };
 use store::{Error, ErrorKind, Result};
+use sync::mutant::is_on;
 
 pub(crate) use self::get::Asked;
 use crate::limited::Limited;
@@ -361,7 +362,10 @@ impl Bucket {
     /// Deletes objects, those that are there.
     pub async fn delete_many<T: AsRef<str> + Sync>(&self, names: &[T]) -> Result<()> {
         for chunk in names.chunks(DELETED_AT_ONCE) {
-            let paths: Vec<_> = chunk.iter().map(|name| self.path(name.as_ref())).collect();
+            let path = |name: &str| {
+                if is_on("parents-objects-removed") { self.place(name) } else { self.path(name) }
+            };
+            let paths: Vec<_> = chunk.iter().map(|name| path(name.as_ref())).collect();
             let attempt = || async {
                 let paths: Vec<_> = paths.iter().cloned().map(Ok).collect();
                 let mut deleted = self.store.delete_stream(stream::iter(paths).boxed());

@@ -27,6 +27,9 @@
 
 mod dir;
 mod entry;
+mod files;
+#[cfg(test)]
+pub(crate) mod memory_dir;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -42,7 +45,9 @@ use tokio::sync::{Semaphore, mpsc};
 use crate::blocks::Key;
 use crate::counter::StatCounter;
 use crate::rows::Object;
-use dir::VolumeDir;
+use dir::{Found, VolumeDir};
+pub(crate) use files::CacheDir;
+use files::Files;
 
 /// Blocks that wait to be written.
 const QUEUE: usize = 64;
@@ -99,18 +104,29 @@ impl Index {
 pub(crate) struct DiskCache {
     shared: Arc<Shared>,
     queue: Mutex<Option<Writer>>,
+    calls: Calls,
+}
+
+/// Who makes the calls that may wait for the disk.
+#[derive(Debug, Clone, Copy)]
+enum Calls {
+    /// Threads.
+    Threads,
+    /// The tasks themselves, which never wait.
+    #[cfg(test)]
+    Tasks,
 }
 
 #[derive(Debug)]
 struct Writer {
     queue: mpsc::Sender<(Key, Bytes)>,
-    /// Disconnected when its thread has ended.
-    ended: std::sync::mpsc::Receiver<()>,
+    /// Disconnected when its thread has ended; none: it is a task, which ends with its runtime.
+    ended: Option<std::sync::mpsc::Receiver<()>>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    dir: VolumeDir,
+    dir: Box<dyn Files>,
     path: PathBuf,
     uuid: [u8; 16],
     bytes_max: u64,
@@ -140,17 +156,28 @@ impl DiskCache {
     /// # Errors
     /// `Invalid`, in plain words: the directory is not one that may be used.
     pub(crate) fn open(options: &DiskCacheOptions, uuid: [u8; 16]) -> Result<Self> {
-        let (dir, files) = VolumeDir::open(&options.dir, uuid)?;
-        let (mut all, mut index) = (files, Index { files: LruCache::unbounded(), bytes: 0 });
+        let (dir, found) = VolumeDir::open(&options.dir, uuid)?;
+        let place = (options.dir.clone(), options.bytes_max.max(DISK_CACHE_MIN));
+        Self::with(Box::new(dir), found, place, uuid, Calls::Threads)
+    }
+
+    fn with(
+        dir: Box<dyn Files>,
+        found: Vec<Found>,
+        (path, bytes_max): (PathBuf, u64),
+        uuid: [u8; 16],
+        calls: Calls,
+    ) -> Result<Self> {
+        let (mut all, mut index) = (found, Index { files: LruCache::unbounded(), bytes: 0 });
         all.sort_unstable_by_key(|(_, _, time)| *time);
         for (key, len, time) in all {
             index.put(key, File { on_disk: on_disk(len), time });
         }
         let shared = Arc::new(Shared {
             dir,
-            path: options.dir.clone(),
+            path,
             uuid,
-            bytes_max: options.bytes_max.max(DISK_CACHE_MIN),
+            bytes_max,
             index: Mutex::new(index),
             is_off: AtomicBool::new(false),
             reads: Arc::new(Semaphore::new(READS)),
@@ -160,18 +187,22 @@ impl DiskCache {
             skipped: StatCounter::default(),
         });
         shared.shrink();
-        let (queue, mut blocks) = mpsc::channel(QUEUE);
-        let writer = Arc::clone(&shared);
-        let (at_end, ended) = std::sync::mpsc::channel::<()>();
-        let write = move || {
-            let _at_end = at_end;
-            while let Some((key, bytes)) = blocks.blocking_recv() {
-                writer.write(key, &bytes);
+        let (queue, blocks) = mpsc::channel(QUEUE);
+        let ended = match calls {
+            Calls::Threads => Some(shared.start_writer(blocks)?),
+            #[cfg(test)]
+            Calls::Tasks => {
+                let (writer, mut blocks) = (Arc::clone(&shared), blocks);
+                tokio::spawn(async move {
+                    while let Some((key, bytes)) = blocks.recv().await {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                        writer.write(key, &bytes);
+                    }
+                });
+                None
             }
         };
-        let thread = std::thread::Builder::new().name("wt-disk-cache".to_owned()).spawn(write);
-        thread.map_err(|error| dir::refused(&options.dir, &format!("no thread: {error}")))?;
-        Ok(Self { shared, queue: Mutex::new(Some(Writer { queue, ended })) })
+        Ok(Self { shared, queue: Mutex::new(Some(Writer { queue, ended })), calls })
     }
 
     /// Removes everything if there is a segment of a later epoch than this, which is the epoch of
@@ -199,13 +230,20 @@ impl DiskCache {
         }
         let Ok(permit) = Arc::clone(&self.shared.reads).try_acquire_owned() else { return Vec::new() };
         let shared = Arc::clone(&self.shared);
-        let read = move || {
+        let read = move || -> Vec<(Key, Bytes)> {
             // A read that is given up goes on, and keeps its permit.
             let _permit = permit;
             keys.into_iter().filter_map(|key| Some((key, shared.read(key)?))).collect()
         };
-        let found: Vec<_> = match tokio::time::timeout(PATIENCE, tokio::task::spawn_blocking(read)).await {
-            Ok(found) => found.unwrap_or_default(),
+        let reading = async {
+            match self.calls {
+                Calls::Threads => tokio::task::spawn_blocking(read).await.unwrap_or_default(),
+                #[cfg(test)]
+                Calls::Tasks => read(),
+            }
+        };
+        let found: Vec<_> = match tokio::time::timeout(PATIENCE, reading).await {
+            Ok(found) => found,
             Err(_) => {
                 self.shared.fail(std::io::ErrorKind::TimedOut.into());
                 return Vec::new();
@@ -270,7 +308,8 @@ impl DiskCache {
     pub(crate) fn close(&self) {
         let writer = self.queue.lock().take();
         let has_ended = match writer {
-            Some(Writer { queue, ended }) => {
+            Some(Writer { ended: None, .. }) => true,
+            Some(Writer { queue, ended: Some(ended) }) => {
                 drop(queue);
                 let ended = ended.recv_timeout(2 * PATIENCE);
                 ended == Err(std::sync::mpsc::RecvTimeoutError::Disconnected)
@@ -311,6 +350,24 @@ impl Drop for DiskCache {
 }
 
 impl Shared {
+    /// Starts the thread that writes; what is returned is disconnected when it has ended.
+    fn start_writer(
+        self: &Arc<Self>,
+        mut blocks: mpsc::Receiver<(Key, Bytes)>,
+    ) -> Result<std::sync::mpsc::Receiver<()>> {
+        let writer = Arc::clone(self);
+        let (at_end, ended) = std::sync::mpsc::channel::<()>();
+        let write = move || {
+            let _at_end = at_end;
+            while let Some((key, bytes)) = blocks.blocking_recv() {
+                writer.write(key, &bytes);
+            }
+        };
+        let thread = std::thread::Builder::new().name("wt-disk-cache".to_owned()).spawn(write);
+        thread.map_err(|error| dir::refused(&self.path, &format!("no thread: {error}")))?;
+        Ok(ended)
+    }
+
     fn is_off(&self) -> bool {
         // ORDERING: Relaxed, a hint that ends use; what a late caller reads is checked all the same.
         self.is_off.load(Ordering::Relaxed)

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bucket::{Bucket, Patience};
 use crate::codec::Codec;
-use crate::disk_cache::{self, DiskCache, DiskCacheOptions};
+use crate::disk_cache::{self, CacheDir, DiskCache};
 use crate::engine::{FollowEngine, LastManifest, ReadEngine, SlateEngine};
 use crate::engine_store::{EngineStore, Found};
 use crate::follow::{Follower, Source};
@@ -60,7 +60,7 @@ pub(crate) struct MountOptions {
     pub(crate) earlier: Option<Earlier>,
     pub(crate) garbage: Timing,
     /// Where data is kept on this host.
-    pub(crate) disk_cache: Option<DiskCacheOptions>,
+    pub(crate) disk_cache: Option<Arc<dyn CacheDir>>,
     /// The journal, if there is one.
     pub(crate) journal: Option<Arc<MountJournal>>,
     /// How often one that only reads looks for what is new; none: never.
@@ -98,10 +98,8 @@ impl MountOptions {
 
     /// The cache of this volume in this bucket: a copy of it in another goes its own way.
     fn open_disk_cache(&self, bucket: &Bucket) -> Result<Option<DiskCache>> {
-        let options = self.disk_cache.as_ref();
-        options
-            .map(|options| DiskCache::open(options, disk_cache::identity(self.uuid, bucket.url())))
-            .transpose()
+        let dir = self.disk_cache.as_ref();
+        dir.map(|dir| dir.open(disk_cache::identity(self.uuid, bucket.url()))).transpose()
     }
 
     /// For tests: of a volume without compression and key, and without a lease.

@@ -15,30 +15,46 @@
 //!   between. Where it accepts changes, too, all that were made are found after a kill.
 //! - A holder fails only if another process takes the volume over.
 //!
-//! A reader elsewhere may follow all that ([`follower`]).
+//! - What its disk has in a cache changes nothing, whole or damaged.
+//!
+//! Hosts may make snapshots ([`snapshots`]) and clones ([`family`]), and a reader elsewhere may
+//! follow the volume ([`follower`]).
+//!
+//! A seed decides what hosts do, when each runs, and what becomes of each request. In which order the
+//! tasks of one host go on where several can is tokio's to decide, and not the seed's: one that fails
+//! is tried several times.
 
+mod campaign;
+mod family;
 mod faults;
 mod follower;
 mod host;
+mod kills;
 mod model;
 mod schedules;
 mod snapshots;
+mod sweep;
 mod tables;
+mod volume;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
+use family::{Family, Member};
 use faults::{Random, World};
 use follower::Follower;
-use host::{Host, JOURNAL_BYTES, Volume};
+use host::Host;
+use kills::Kills;
 use snapshots::Snapshots;
+use volume::{JOURNAL_BYTES, Volume};
+
+use crate::disk_cache::memory_dir::MemoryDir;
 
 /// Times that the volume changes its holder.
 const CHANGES: usize = 4;
 /// The longest time that a host runs at a time.
 const SLICE_MILLIS: usize = 4000;
-/// A host that only has to end does so in this time, by its own clock.
-const END: Duration = Duration::from_secs(600);
 
 /// A reader shows the last state after this time.
 const FOLLOWED: Duration = Duration::from_secs(30);
@@ -48,21 +64,42 @@ const FOLLOWED: Duration = Duration::from_secs(30);
 struct With {
     /// They make, read and delete snapshots.
     snapshots: bool,
-    /// One has a journal.
+    /// They make clones of those, take them, and delete them.
+    clones: bool,
+    /// One has a journal on its disk.
     journal: bool,
     /// Changes are in that journal's files before they return.
     accepts: bool,
+    /// One, the same, has a cache of the bucket's data on its disk.
+    cache: bool,
+    /// They write parts of files again, so that objects are repacked.
+    rewrites: bool,
     /// A reader elsewhere follows them.
     follower: bool,
+}
+
+impl With {
+    const ALL: Self = Self {
+        snapshots: true,
+        clones: true,
+        journal: true,
+        accepts: true,
+        cache: true,
+        rewrites: true,
+        follower: true,
+    };
 }
 
 struct Simulation {
     random: Random,
     volume: Volume,
     hosts: Vec<Host>,
-    /// Decides who has a journal, if there is one.
-    journal: Option<Random>,
+    /// Decides who is on the host with the disk, if there is one.
+    local: Option<Random>,
+    kills: Kills,
     follower: Option<Follower>,
+    /// The volume and its clones, and what decides of them.
+    family: Option<(Family, Random)>,
 }
 
 impl Simulation {
@@ -71,32 +108,74 @@ impl Simulation {
         let window = [1, 2, 4, 8][random.below(4)];
         let snapshots = with.snapshots.then(Snapshots::default);
         let mut volume = Volume::new(World::new(seed), window, snapshots);
-        let mut journal = with.journal.then(|| Random::new(seed.rotate_left(32)));
-        if let Some(random) = &mut journal {
+        let mut local = (with.journal || with.cache).then(|| Random::new(seed.rotate_left(32)));
+        if let Some(random) = &mut local {
             volume.journal_bytes = JOURNAL_BYTES[random.below(JOURNAL_BYTES.len())];
             volume.targets.accept = with.accepts;
         }
+        volume.has_journal = with.journal;
+        volume.cache = with.cache.then(MemoryDir::default);
+        volume.is_rewritten = with.rewrites;
         let follower = with.follower.then(|| Follower::new(&volume, random.fork()));
-        Self { random, volume, hosts: Vec::new(), journal, follower }
+        let family = with.clones.then(|| {
+            tables::alone(volume.format());
+            (Family::new(volume.clone()), Random::new(seed.rotate_left(16)))
+        });
+        Self { random, volume, hosts: Vec::new(), local, kills: Kills::default(), follower, family }
     }
 
+    /// A host takes the volume, or one of its clones.
     fn start(&mut self) {
-        let random = self.random.fork();
-        let has_journal = self.journal.as_mut().is_some_and(|random| random.below(5) > 0);
-        if has_journal {
-            self.end_host_with_journal();
-        }
-        self.hosts.push(Host::new(&self.volume, random, has_journal));
+        let member = self.family.as_mut().map(|(family, random)| {
+            let mut members = family.mountable();
+            members.swap_remove(random.below(members.len()))
+        });
+        self.start_on(member);
     }
 
-    /// The next process with the journal begins when the one before has ended: its process was
-    /// killed, or its host has lost power.
-    fn end_host_with_journal(&mut self) {
-        self.hosts.retain(|host| !host.has_journal);
-        let Some(random) = &mut self.journal else { return };
-        if random.below(2) == 0 {
-            self.volume.lose_power(|n| random.below(n));
+    fn start_on(&mut self, member: Option<Member>) {
+        let volume = member.as_ref().map_or_else(|| self.volume.clone(), Member::volume);
+        let random = self.random.fork();
+        let is_local = self.local.as_mut().is_some_and(|random| random.below(5) > 0);
+        if is_local {
+            self.end_local_host(&volume, member.as_ref());
         }
+        self.hosts.push(Host::new((&volume, member), random, is_local));
+    }
+
+    /// Kills the processes of such hosts.
+    fn kill(&mut self, is_killed: impl Fn(&Host) -> bool) {
+        self.hosts.retain(|host| {
+            if is_killed(host) {
+                self.kills.add(host);
+            }
+            !is_killed(host)
+        });
+    }
+
+    /// The next process on the host with the disk begins when the one before has ended: its process
+    /// was killed, or its host has lost power.
+    fn end_local_host(&mut self, volume: &Volume, member: Option<&Member>) {
+        let number = member.map_or(0, |member| member.number);
+        self.kill(|host| host.is_local && host.member == number);
+        let Some(random) = &mut self.local else { return };
+        let loses_power = random.below(2) == 0;
+        if loses_power {
+            volume.lose_power(|n| random.below(n));
+        }
+        self.kills.decide(number, loses_power);
+    }
+
+    /// Now and then, one begins to delete a clone, which nobody uses any more.
+    fn delete_clone(&mut self) {
+        let Some((family, random)) = &mut self.family else { return };
+        let clones = family.deletable();
+        if clones.is_empty() || random.below(4) > 0 {
+            return;
+        }
+        let clone = &clones[random.below(clones.len())];
+        self.kill(|host| host.member == clone.number);
+        self.hosts.push(Host::with(clone.delete(), Arc::default()));
     }
 
     /// Runs the hosts behind the first `stopped` in turn, for about so long.
@@ -119,7 +198,7 @@ impl Simulation {
         // What becomes of those that are there.
         let stopped = match self.random.below(6) {
             0..3 => {
-                self.hosts.clear();
+                self.kill(|_| true);
                 0
             }
             3 => before,
@@ -133,6 +212,7 @@ impl Simulation {
         if self.random.below(4) == 0 {
             self.start();
         }
+        self.delete_clone();
         // Those with a journal may have been killed.
         let stopped = stopped.min(self.hosts.len() - 1);
         self.run(stopped, 60);
@@ -142,67 +222,90 @@ impl Simulation {
         }
     }
 
-    fn run_all(mut self) {
+    fn run_all(mut self) -> Kills {
         for _ in 0..CHANGES {
             self.change();
         }
         // A host without faults finds it all; the others go on beside it.
         self.volume.world.heal();
-        self.start();
+        self.start_all();
         self.run(0, 60);
-        self.hosts.iter_mut().rev().for_each(|host| host.run(END));
-        self.hosts.clear();
+        self.hosts.iter_mut().rev().for_each(Host::run_to_end);
+        self.kill(|_| true);
         // A last one, after all that is still on its way.
         let late = async { self.volume.world.carry_out_all().await };
         futures_executor::block_on(late);
-        self.start();
-        self.hosts[0].run(END);
-        self.check();
+        self.start_all();
+        self.hosts.iter_mut().for_each(Host::run_to_end);
+        self.kill(|_| true);
+        self.check_all();
         if let Some(follower) = &mut self.follower {
             follower.run(FOLLOWED);
             follower.check(&self.volume.holders());
         }
+        self.sweep();
+        self.kills.decide_all()
     }
 
-    /// Each holder found what the one before it left.
-    fn check(&self) {
-        let holders = self.volume.holders();
-        assert!(self.volume.is_held_by_the_last(), "the last host has not opened the volume");
-        for pair in holders.windows(2) {
-            let [before, next] = pair else { continue };
-            let (Some((earlier, _)), Some((later, found))) = (before.found(), next.found()) else { continue };
-            assert!(earlier < later, "two holders have the epoch {earlier}");
-            before.assert_left(&found, self.volume.acknowledged_by((earlier, before), (later, next)));
+    /// A host takes the volume, and one each of its clones.
+    fn start_all(&mut self) {
+        match self.family.as_ref().map(|(family, _)| family.mountable()) {
+            Some(members) => members.into_iter().for_each(|member| self.start_on(Some(member))),
+            None => self.start_on(None),
         }
     }
+
+    fn check_all(&self) {
+        let Some((family, _)) = &self.family else { return check(&self.volume, None) };
+        family.mountable().iter().for_each(|member| check(&member.volume(), Some(member)));
+    }
+
+    /// In the end some clones are deleted: what they alone needed goes, and what others need stays.
+    fn sweep(&mut self) {
+        let Some((family, random)) = &mut self.family else { return };
+        for clone in family.deletable() {
+            if random.below(2) == 0 {
+                Host::with(clone.delete(), Arc::default()).run_to_end();
+            }
+        }
+        for member in family.mountable().iter().rev() {
+            sweep::sweep(member);
+        }
+    }
+}
+
+/// Each holder found what the one before it left.
+fn check(volume: &Volume, member: Option<&Member>) {
+    let holders = volume.holders();
+    let was_acknowledged = member.is_none_or(Member::is_acknowledged);
+    assert!(volume.is_held_by_the_last() || !was_acknowledged, "the last host has not opened the volume");
+    if let (Some(shows), Some((_, found))) =
+        (member.and_then(Member::begins_as), holders.first().and_then(|first| first.found()))
+    {
+        assert_eq!(found, shows, "a clone begins as something else than its snapshot");
+    }
+    for pair in holders.windows(2) {
+        let [before, next] = pair else { continue };
+        let (Some((earlier, _)), Some((later, found))) = (before.found(), next.found()) else { continue };
+        assert!(earlier < later, "two holders have the epoch {earlier}");
+        before.assert_left(&found, volume.acknowledged_by((earlier, before), (later, next)));
+    }
+}
+
+/// Runs a seed.
+fn try_seed(seed: u64, with: With) -> Result<Kills, String> {
+    let run = || Simulation::new(seed, with).run_all();
+    catch_unwind(AssertUnwindSafe(run)).map_err(|why| {
+        let why = why.downcast_ref::<String>().map(String::as_str).or(why.downcast_ref().copied());
+        why.unwrap_or("it failed, see above").to_owned()
+    })
 }
 
 /// Runs seeds; the first that fails ends it, and is named.
 fn run(seeds: std::ops::Range<u64>, with: With) {
     for seed in seeds {
-        if let Err(why) = catch_unwind(AssertUnwindSafe(|| Simulation::new(seed, with).run_all())) {
-            let why = why.downcast_ref::<String>().map(String::as_str).or(why.downcast_ref().copied());
-            panic!("seed {seed}: {}", why.unwrap_or("it failed, see above"));
+        if let Err(why) = try_seed(seed, with) {
+            panic!("seed {seed}: {why}");
         }
     }
-}
-
-/// The campaign. With `SNAPSHOTS=1` hosts make, read and delete snapshots, too; with `JOURNAL=1` one
-/// of them has a journal, which with `ACCEPTS=1` accepts changes as well; with `FOLLOWED=1` each seed
-/// has a reader that follows:
-/// `SEEDS=100000 cargo test --release -p watertight-objects --lib simulation -- --ignored`.
-#[test]
-#[ignore = "long; the seeds are given by SEEDS, the first by FIRST"]
-fn campaign() {
-    let given =
-        |name: &str, default| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default);
-    let (first, seeds): (u64, u64) = (given("FIRST", 0), given("SEEDS", 100_000));
-    let is_given = |name| std::env::var_os(name).is_some();
-    let with = With {
-        snapshots: is_given("SNAPSHOTS"),
-        journal: is_given("JOURNAL"),
-        accepts: is_given("ACCEPTS"),
-        follower: is_given("FOLLOWED"),
-    };
-    run(first..first + seeds, with);
 }

@@ -113,7 +113,8 @@ async fn delete(bucket: &Bucket, runtime: tokio::runtime::Handle) -> Result<()> 
                     );
                     return Err(Error::with(ErrorKind::Busy, OP, why));
                 }
-                delete_objects(bucket, &held).await
+                // Where another process took over, it is that one's.
+                delete_objects(bucket, async || held.validate().await).await
             };
             let deleted = deleted.await;
             kept.abort();
@@ -143,15 +144,15 @@ async fn hold(bucket: &Bucket) -> Result<Arc<Held>> {
     Ok(Arc::new(Lease::take(bucket, &request, Arc::new(ThisHost::new()?)).await?))
 }
 
-async fn delete_objects(bucket: &Bucket, held: &Held) -> Result<()> {
+/// Deletes all objects of a volume, as long as it is `held`.
+pub(crate) async fn delete_objects(bucket: &Bucket, held: impl AsyncFn() -> Result<()>) -> Result<()> {
     loop {
         let mut names = bucket.some_names("", PAGE).await?;
         names.retain(|name| !LAST.contains(&name.as_str()));
         if names.is_empty() {
             break;
         }
-        // Where another process took over, it is that one's.
-        held.validate().await?;
+        held().await?;
         bucket.delete_many(&names).await?;
     }
     for name in LAST {

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use store::{Error, ErrorKind, Result};
 
 use super::entry::HEADER;
+use super::files::Files;
 use crate::blocks::{BLOCK, Key};
 use crate::rows::Object;
 use crate::uuid::Uuid;
@@ -173,14 +174,14 @@ impl VolumeDir {
         }
         Ok((Self { fd, lock: Mutex::new(Some(lock)) }, found))
     }
+}
 
-    /// Lets another process use the directory.
-    pub(super) fn unlock(&self) {
+impl Files for VolumeDir {
+    fn unlock(&self) {
         self.lock.lock().take();
     }
 
-    /// The file of a block; none: it is not there.
-    pub(super) fn read(&self, key: Key) -> io::Result<Option<Bytes>> {
+    fn read(&self, key: Key) -> io::Result<Option<Bytes>> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match openat(&self.fd, name_of(key), flags, Mode::empty()) {
             Ok(file) => std::fs::File::from(file),
@@ -193,8 +194,7 @@ impl VolumeDir {
         Ok(Some(content.into()))
     }
 
-    /// Writes the file of a block.
-    pub(super) fn write(&self, key: Key, parts: &[&[u8]]) -> io::Result<()> {
+    fn write(&self, key: Key, parts: &[&[u8]]) -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut file = std::fs::File::from(openat(&self.fd, TEMPORARY, flags, Mode::RUSR | Mode::WUSR)?);
         let written = parts.iter().try_for_each(|part| file.write_all(part));
@@ -205,16 +205,14 @@ impl VolumeDir {
         Ok(renameat(&self.fd, TEMPORARY, &self.fd, name_of(key))?)
     }
 
-    /// Removes the file of a block, if it is there.
-    pub(super) fn remove(&self, key: Key) -> io::Result<()> {
+    fn remove(&self, key: Key) -> io::Result<()> {
         match unlinkat(&self.fd, name_of(key), AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Sets the file's time to now; nothing depends on it.
-    pub(super) fn touch(&self, key: Key) {
+    fn touch(&self, key: Key) {
         let now = Timestamps {
             last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
             last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },

@@ -15,7 +15,7 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    ObjectStoreExt as _, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -108,6 +108,11 @@ impl World {
     pub(super) fn heal(&self) {
         // ORDERING: Relaxed, the simulation is one thread.
         self.is_healed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether an object is there.
+    pub(super) async fn has(&self, name: &str) -> bool {
+        self.objects.head(&Path::from(name)).await.is_ok()
     }
 
     /// Bytes that were written to it so far.

@@ -11,8 +11,9 @@ use parking_lot::Mutex;
 use store::{ErrorKind, Result};
 
 use super::faults::Random;
-use super::host::{Host, Taker, Volume, observe};
+use super::host::{Host, observe};
 use super::model::{Floor, Seen};
+use super::volume::{Taker, Volume};
 use crate::bucket::Bucket;
 use crate::garbage::Timing;
 use crate::mount::{MountOptions, Mounted};

@@ -11,23 +11,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use store::{Creator, ErrorKind, Name, NewNode, ObjectId, RenameFlags, Result, SetXattr};
 use tokio::runtime::Runtime;
 
-use super::faults::{FaultyObjects, Random, World};
-use super::model::{By, Content, Model, Seen};
-use super::snapshots::Snapshots;
-use crate::bucket::{Bucket, Patience};
-use crate::garbage::Timing;
+use super::family::Member;
+use super::faults::Random;
+use super::model::{By, Content, Seen};
+use super::volume::{Taker, Volume};
+use crate::bucket::Bucket;
 use crate::garbage::tests::assert_counted;
 use crate::journal::Identity;
-use crate::journal::disk::Disk;
-use crate::journal::memory_disk::MemoryDisk;
-use crate::journal::setup::MountJournal;
-use crate::journal::targets::Targets;
-use crate::mount::{MountOptions, Mounted};
-use crate::newest_manifest::newest_manifest;
+use crate::mount::Mounted;
 use crate::tree::Tree;
 
 pub(super) const ROOT: ObjectId = ObjectId::ROOT;
@@ -37,11 +31,14 @@ const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 /// The size of most files, and of some: those go to segments.
 const SIZES: [usize; 3] = [1, 5000, 300_000];
 pub(super) const JOURNAL: Identity = Identity { volume: [0; 16], id: [0; 16] };
-/// Bounds of journals: room for a few segments, or for a few commits in a file or two each. All are
-/// full now and then.
-pub(super) const JOURNAL_BYTES: [u64; 4] = [8 << 10, 64 << 10, 512 << 10, 2 << 20];
+/// A host that only has to end does so in this time, by its own clock.
+const END: Duration = Duration::from_secs(600);
+/// So long one goes on that does nothing more: it collects garbage meanwhile.
+const IDLE: Duration = Duration::from_secs(10);
 /// Contents of one holder: fewer than there are.
 const VERSIONS: u32 = 48;
+/// Processes that take one volume: fewer than there are.
+const TAKERS: u32 = 64;
 /// Steps of one holder: fewer than [`VERSIONS`].
 const STEPS: usize = 40;
 
@@ -50,191 +47,6 @@ const NOT_THERE: &str = "what the holder itself wrote is not there";
 
 pub(super) fn name(name: &str) -> Name<'_> {
     Name::new(name.as_ref()).expect("a good name")
-}
-
-/// How hosts of one volume open it.
-#[derive(Debug, Clone)]
-pub(super) struct Volume {
-    pub(super) world: Arc<World>,
-    /// Objects of the log that may be on their way.
-    pub(super) window: u64,
-    /// The disk of the one host that has a journal.
-    pub(super) disk: Arc<MemoryDisk>,
-    /// The bound of that journal.
-    pub(super) journal_bytes: u64,
-    /// What waits for it.
-    pub(super) targets: Targets,
-    /// How many had begun each time that its host lost power.
-    power_lost: Arc<Mutex<Vec<u8>>>,
-    /// Who began to take the volume, in this order.
-    takers: Arc<Mutex<Vec<Arc<Taker>>>>,
-    /// Those that holders make; none: they make none.
-    snapshots: Option<Snapshots>,
-}
-
-/// A process that takes the volume.
-#[derive(Debug, Default)]
-pub(super) struct Taker {
-    number: u8,
-    /// It is on the host with the journal, and its fsyncs wait for that.
-    has_journal: bool,
-    progress: Mutex<Progress>,
-}
-
-#[derive(Debug, Default)]
-struct Progress {
-    /// The epoch that it takes, or has.
-    epoch: u64,
-    /// What it found, once it holds the volume.
-    found: Option<Seen>,
-    model: Model,
-}
-
-impl Taker {
-    /// The epoch of one that held the volume, and what it found.
-    pub(super) fn found(&self) -> Option<(u64, Seen)> {
-        let progress = self.progress.lock();
-        progress.found.clone().map(|found| (progress.epoch, found))
-    }
-
-    /// The next holder has found this.
-    #[track_caller]
-    pub(super) fn assert_left(&self, seen: &Seen, by: By) {
-        self.progress.lock().model.assert_left(seen, by);
-    }
-
-    /// Who acknowledges a file's sync.
-    fn by(&self) -> By {
-        if self.has_journal { By::Host } else { By::Bucket }
-    }
-
-    pub(super) fn model<T>(&self, change: impl FnOnce(&mut Model) -> T) -> T {
-        change(&mut self.progress.lock().model)
-    }
-}
-
-impl Volume {
-    pub(super) fn new(world: Arc<World>, window: u64, snapshots: Option<Snapshots>) -> Self {
-        let journal_bytes = JOURNAL_BYTES[JOURNAL_BYTES.len() - 1];
-        let targets = Targets { fsync: true, accept: false };
-        let (disk, power_lost, takers) = Default::default();
-        Self { world, window, disk, journal_bytes, targets, power_lost, takers, snapshots }
-    }
-
-    /// A process's way to the bucket.
-    pub(super) fn bucket(&self, number: u8, is_cut: &Arc<AtomicBool>) -> Bucket {
-        let objects = FaultyObjects::new(&self.world, Arc::clone(is_cut));
-        let bucket = Bucket::new(Arc::new(objects), "v".into());
-        bucket.seeded(number.into()).with_patience(Patience::UntilStopped)
-    }
-
-    /// Those that held the volume, by their epochs.
-    pub(super) fn holders(&self) -> Vec<Arc<Taker>> {
-        let mut holders: Vec<_> =
-            self.takers.lock().iter().filter(|taker| taker.found().is_some()).cloned().collect();
-        holders.sort_by_key(|taker| taker.found().map(|(epoch, _)| epoch));
-        holders
-    }
-
-    /// Whether the process that began last has held the volume.
-    pub(super) fn is_held_by_the_last(&self) -> bool {
-        self.takers.lock().last().is_some_and(|last| last.found().is_some())
-    }
-
-    fn begin(&self, has_journal: bool) -> Arc<Taker> {
-        let mut takers = self.takers.lock();
-        let number = u8::try_from(takers.len()).expect("few");
-        let taker = Arc::new(Taker { number, has_journal, ..Taker::default() });
-        takers.push(Arc::clone(&taker));
-        taker
-    }
-
-    /// The greatest epoch that another process than `taker` takes.
-    fn taken_by_others(&self, taker: &Taker) -> u64 {
-        let takers = self.takers.lock();
-        let others = takers.iter().filter(|other| other.number != taker.number);
-        others.map(|other| other.progress.lock().epoch).max().unwrap_or(0)
-    }
-
-    /// Whether a holder of a later epoch has found what the volume holds.
-    fn is_taken_over(&self, taker: &Taker) -> bool {
-        let epoch = taker.progress.lock().epoch;
-        self.holders().last().and_then(|last| last.found()).is_some_and(|(last, _)| last > epoch)
-    }
-
-    /// The host with the journal loses power.
-    pub(super) fn lose_power(&self, below: impl FnMut(usize) -> usize) {
-        self.disk.lose_power(below);
-        self.power_lost.lock().push(u8::try_from(self.takers.lock().len()).expect("few"));
-    }
-
-    /// Whether that was between these two.
-    fn has_lost_power(&self, earlier: u8, later: u8) -> bool {
-        self.power_lost.lock().iter().any(|begun| (earlier + 1..=later).contains(begun))
-    }
-
-    /// Whose word counts when `next`, of the epoch `later`, finds what a holder of the epoch
-    /// `earlier` left: a process elsewhere gives that one's journal up.
-    pub(super) fn acknowledged_by(
-        &self,
-        (earlier, before): (u64, &Taker),
-        (later, next): (u64, &Taker),
-    ) -> By {
-        let takers = self.takers.lock();
-        let is_between = |epoch| earlier < epoch && epoch < later;
-        let is_given_up = |taker: &Arc<Taker>| !taker.has_journal && is_between(taker.progress.lock().epoch);
-        if !next.has_journal || takers.iter().any(is_given_up) {
-            By::Bucket
-        } else if self.has_lost_power(before.number, next.number) {
-            By::Host
-        } else {
-            By::Files
-        }
-    }
-
-    /// Whether a process elsewhere has given up a journal.
-    fn is_journal_given_up(&self) -> bool {
-        let takers = self.takers.lock();
-        let epochs = |has_journal| {
-            let of = takers.iter().filter(move |taker| taker.has_journal == has_journal);
-            of.map(|taker| taker.progress.lock().epoch)
-        };
-        epochs(false).max() > epochs(true).filter(|epoch| *epoch > 0).min()
-    }
-
-    /// Opens the volume; `None`: another process has taken it meanwhile.
-    async fn open(&self, taker: &Taker, is_cut: &Arc<AtomicBool>) -> Option<Arc<Mounted>> {
-        let bucket = self.bucket(taker.number, is_cut);
-        let garbage = Timing { every: Duration::from_secs(1), passes: 1, left_alone: 0 };
-        let journal = taker.has_journal.then(|| {
-            let disk = Arc::clone(&self.disk) as Arc<dyn Disk>;
-            Arc::new(MountJournal::new(disk, JOURNAL, self.journal_bytes, self.targets))
-        });
-        let options =
-            MountOptions { garbage, journal, ..MountOptions::plain(self.window, [taker.number; 16]) };
-        let last = newest_manifest(&bucket).await;
-        let last = last.unwrap_or_else(|error| panic!("the newest manifest cannot be read: {error}"));
-        let epoch = last.map_or(0, |last| last.epoch) + 1;
-        taker.progress.lock().epoch = epoch;
-        let mut opened = Mounted::open(bucket.clone(), last, options.clone()).await;
-        if let Err(error) = &opened
-            && error.kind() == ErrorKind::Stale
-        {
-            assert!(self.is_journal_given_up(), "nobody gave the journal up, and it is lost: {error}");
-            opened = Mounted::open(bucket, last, options).await;
-        }
-        match opened {
-            Ok(mounted) => {
-                assert_eq!(mounted.epoch(), epoch, "it has another epoch than it took");
-                Some(mounted)
-            }
-            Err(error) => {
-                let others = self.taken_by_others(taker);
-                assert!(others >= epoch, "nobody takes the volume over, and it does not open: {error}");
-                None
-            }
-        }
-    }
 }
 
 /// What the volume shows.
@@ -263,16 +75,24 @@ pub(super) struct Host {
     runtime: Runtime,
     is_cut: Arc<AtomicBool>,
     has_ended: bool,
-    pub(super) has_journal: bool,
+    has_begun: bool,
+    /// Its life does nothing more, and its tasks go on until it crashes.
+    is_idle: Arc<AtomicBool>,
+    /// It is the one with the disk.
+    pub(super) is_local: bool,
+    /// Which volume it takes, of those of a family.
+    pub(super) member: usize,
 }
 
 impl Host {
     /// A host that takes the volume, when it runs.
-    pub(super) fn new(volume: &Volume, random: Random, has_journal: bool) -> Self {
-        let (taker, is_cut) = (volume.begin(has_journal), Arc::<AtomicBool>::default());
-        let life = Life { volume: volume.clone(), taker, random };
+    pub(super) fn new((volume, member): (&Volume, Option<Member>), random: Random, is_local: bool) -> Self {
+        let (taker, is_cut) = (volume.begin(is_local), Arc::<AtomicBool>::default());
+        let number = member.as_ref().map_or(0, |member| member.number);
+        let is_idle = Arc::<AtomicBool>::default();
+        let life = Life { volume: volume.clone(), member, taker, random, is_idle: Arc::clone(&is_idle) };
         let life = life.live(Arc::clone(&is_cut));
-        Self { has_journal, ..Self::with(life, is_cut) }
+        Self { is_local, is_idle, member: number, ..Self::with(life, is_cut) }
     }
 
     /// A host with this life.
@@ -283,7 +103,10 @@ impl Host {
             runtime: runtime.expect("a runtime"),
             is_cut,
             has_ended: false,
-            has_journal: false,
+            has_begun: false,
+            is_idle: Arc::default(),
+            is_local: false,
+            member: 0,
         }
     }
 
@@ -295,31 +118,56 @@ impl Host {
 
     /// Runs it for so long by its own clock, or to its life's end.
     pub(super) fn run(&mut self, time: Duration) {
-        let Self { life, runtime, has_ended, .. } = self;
+        let Self { life, runtime, has_begun, has_ended, .. } = self;
+        *has_begun = true;
         if !*has_ended {
             *has_ended = runtime.block_on(async { tokio::time::timeout(time, life.as_mut()).await.is_ok() });
         }
     }
 
+    /// Runs it until its life has ended, or does nothing more, and a while longer.
+    pub(super) fn run_to_end(&mut self) {
+        let mut left = END;
+        // ORDERING: Relaxed, as in `cut`.
+        while !self.has_ended && !left.is_zero() && !self.is_idle.load(Ordering::Relaxed) {
+            self.run(IDLE);
+            left = left.saturating_sub(IDLE);
+        }
+        self.run(IDLE);
+    }
+
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended
+    }
+
+    /// Whether a kill interrupts something.
+    pub(super) fn is_at_work(&self) -> bool {
+        self.has_begun && !self.has_ended
     }
 }
 
 /// The life of one holder.
 struct Life {
     volume: Volume,
+    member: Option<Member>,
     taker: Arc<Taker>,
     random: Random,
+    is_idle: Arc<AtomicBool>,
 }
 
 impl Life {
     async fn live(mut self, is_cut: Arc<AtomicBool>) {
-        let Some(mounted) = self.volume.open(&self.taker, &is_cut).await else { return };
         let bucket = self.volume.bucket(self.taker.number, &is_cut);
+        let bucket = match (self.volume.with_family(bucket).await, &self.member) {
+            (Ok(bucket), _) => bucket,
+            (Err(error), Some(member)) => return member.assert_refused(&error),
+            (Err(error), None) => panic!("it is no clone, and does not open: {error}"),
+        };
+        let other_requests = bucket.clone().seeded(self.taker.number.into());
+        let Some(mounted) = self.volume.open(&self.taker, bucket).await else { return };
+        let bucket = other_requests;
         if let Err(error) = self.hold(&mounted, &bucket).await {
-            let (epoch, others) =
-                (self.taker.progress.lock().epoch, self.volume.taken_by_others(&self.taker));
+            let (epoch, others) = (self.taker.epoch(), self.volume.taken_by_others(&self.taker));
             assert!(others > epoch, "nobody takes the volume over, and it fails: {error}");
             let again = self.change_and_sync(mounted.tree()).await;
             // A snapshot fails from when the next holder has written its manifest. That is before the
@@ -331,7 +179,8 @@ impl Life {
             );
         }
         if self.random.below(4) == 0 {
-            // Its tasks go on until it crashes.
+            // Its tasks go on until it crashes. ORDERING: Relaxed, as in `cut`.
+            self.is_idle.store(true, Ordering::Relaxed);
             std::future::pending::<()>().await;
         }
         mounted.close().await;
@@ -341,27 +190,33 @@ impl Life {
     async fn hold(&mut self, mounted: &Arc<Mounted>, bucket: &Bucket) -> Result<()> {
         let tree = mounted.tree();
         let found = observe(tree).await?;
-        {
-            let mut progress = self.taker.progress.lock();
-            progress.model = Model::new(&found, u32::from(self.taker.number) * VERSIONS);
-            progress.found = Some(found);
-        }
+        let number = self.member.as_ref().map_or(0, |member| member.number);
+        let number = TAKERS * u32::try_from(number).expect("few");
+        self.taker.holds(found, (number + u32::from(self.taker.number)) * VERSIONS);
         for step in 0..self.random.below(STEPS) {
             self.step(tree).await?;
+            if self.volume.is_rewritten && self.random.below(2) == 0 {
+                self.rewrite(tree).await?;
+            }
             if let Some(snapshots) = &self.volume.snapshots {
                 let name = || format!("{}-{step}", self.taker.number);
                 match self.random.below(12) {
                     0 => snapshots.make(mounted, name(), self.taker.model(|model| model.now())).await?,
-                    1 => snapshots.delete(mounted, &mut self.random).await?,
-                    2 => snapshots.check(bucket).await?,
+                    1 => snapshots.delete_any(mounted, self.member.as_ref(), &mut self.random).await?,
+                    2 => snapshots.check(bucket, self.member.as_ref(), &mut self.random).await?,
                     _ => {}
                 }
+            }
+            if let Some(member) = &self.member
+                && self.random.below(8) == 0
+            {
+                member.make_clone(bucket, &mut self.random).await;
             }
         }
         tree.sync_all().await?;
         assert_counted(tree).await?;
         if let Some(snapshots) = &self.volume.snapshots {
-            snapshots.check(bucket).await?;
+            snapshots.check(bucket, self.member.as_ref(), &mut self.random).await?;
         }
         self.change_and_sync(tree).await
     }
@@ -374,6 +229,22 @@ impl Life {
         tree.sync_all().await?;
         assert!(!was_taken_over, "a holder that was taken over acknowledges what it changed since");
         self.taker.model(|model| model.acknowledged_all(&mark, By::Bucket));
+        Ok(())
+    }
+
+    /// Writes a part of a file once more, as it is: where it is in the bucket changes, and nothing
+    /// else.
+    async fn rewrite(&mut self, tree: &Arc<Tree>) -> Result<()> {
+        let file = NAMES[self.random.below(NAMES.len())];
+        let Some(bytes) = self.taker.model(|model| model.content(file)).map(Content::bytes) else {
+            return Ok(());
+        };
+        let entry = tree.lookup(ROOT, name(file)).await?;
+        let pin = tree.pin_used(entry.id.0, "rewrite")?;
+        tree.forget(entry.id.0, 1);
+        let from = self.random.below(bytes.len());
+        let to = from + 1 + self.random.below(bytes.len() - from);
+        tree.accept_write(&pin, &[IoSlice::new(&bytes[from..to])], from as u64).await?;
         Ok(())
     }
 

@@ -167,6 +167,12 @@ impl Model {
         Some(content)
     }
 
+    /// What a file holds, if it is there and holds something.
+    pub(super) fn content(&self, name: &str) -> Option<Content> {
+        let file = *self.names().get(name)?;
+        self.files[file].versions.last().copied().filter(|content| content.len > 0)
+    }
+
     pub(super) fn has(&self, name: &str) -> bool {
         self.names().contains_key(name)
     }

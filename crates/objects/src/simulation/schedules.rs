@@ -10,7 +10,7 @@ use std::io::IoSlice;
 use super::faults::World;
 use super::host::{CREATOR, FILE, ROOT, name};
 use super::tables::{alone, open};
-use super::{With, run};
+use super::{Simulation, With, run};
 
 /// Seeds of a test run, `few` of them. With a mutant, as many as it takes until one fails.
 fn seeds(few: u64) -> std::ops::Range<u64> {
@@ -45,6 +45,42 @@ fn what_a_journal_acknowledged_is_found_on_its_host() {
 #[test]
 fn what_a_journal_accepted_is_found_after_a_kill() {
     run(seeds(200), With { journal: true, accepts: true, ..With::default() });
+}
+
+/// Holders also make clones of snapshots, of which other hosts hold each: it begins as its snapshot,
+/// which stays for it whoever wants to delete it, and what only a clone needed goes with it.
+#[test]
+fn a_clone_shows_its_snapshot_and_what_was_changed_in_it() {
+    run(seeds(20), With { snapshots: true, clones: true, ..With::default() });
+}
+
+/// One host has a disk with a cache, and parts of files are written again, so that objects are
+/// repacked: kills leave the cache as it was, a loss of power damages it, and each holder finds what
+/// was acknowledged all the same.
+#[test]
+fn what_was_acknowledged_is_found_beside_a_cache_and_repacking() {
+    run(seeds(50), With { cache: true, rewrites: true, ..With::default() });
+}
+
+/// All of it together, as the campaign with `ALL=1`.
+#[test]
+fn what_was_acknowledged_is_found_beside_all_of_it() {
+    run(seeds(10), With::ALL);
+}
+
+/// The disk cache is read, or the tests with one show nothing.
+#[test]
+fn blocks_are_found_in_the_simulated_disk_cache() {
+    let with = With { cache: true, rewrites: true, ..With::default() };
+    let hits = |seed| {
+        let simulation = Simulation::new(seed, with);
+        let cache = simulation.volume.cache.clone().expect("it has one");
+        let kills = simulation.run_all();
+        (cache.hits(), kills.hosts, kills.processes)
+    };
+    let (hits, hosts, processes) =
+        (0..20).map(hits).fold((0, 0, 0), |a, b| (a.0 + b.0, a.1 + b.1, a.2 + b.2));
+    assert!(hits > 0 && hosts > 0 && processes > 0, "{hits} blocks, {hosts} hosts, {processes} processes");
 }
 
 /// The two together: a snapshot shows nothing that the journal alone has.
@@ -135,6 +171,16 @@ fn a_volume_that_keeps_no_order_is_caught() {
     assert_caught(test, &["garbage-segment-of-a-snapshot"], UNREADABLE);
     assert_caught(test, &["garbage-table-of-a-snapshot"], UNREADABLE);
     assert_caught(test, &["snapshot-before-its-data"], OTHER);
+    // Clones.
+    let test = "simulation::schedules::a_clone_shows_its_snapshot_and_what_was_changed_in_it";
+    const NO_CLONE: &str = "a clone does not open";
+    const NEEDED: &str = "a snapshot is not there that nobody deletes";
+    let by_any = &[NEEDED, UNREADABLE, NO_CLONE, GONE, FAILS, LOST];
+    assert_caught_by_any(test, &["snapshot-of-a-clone-deleted", "parents-objects-removed"], by_any);
+    // Repacking, and the disk cache.
+    let test = "simulation::schedules::what_was_acknowledged_is_found_beside_a_cache_and_repacking";
+    assert_caught_by_any(test, &["repacking-of-what-changed"], &[LOST, OWN, TORN]);
+    assert_caught_by_any(test, &["disk-cache-unchecked"], &[FAILS, TORN]);
     // The journal.
     let test = "simulation::schedules::what_a_journal_acknowledged_is_found_on_its_host";
     assert_caught(test, &["journal-acknowledged-before-fdatasync"], LOST);
