@@ -37,8 +37,7 @@ pub(super) struct Follower {
 impl Follower {
     pub(super) fn new(volume: &Volume, random: Random) -> Self {
         let (shown, is_cut) = (Shown::default(), Arc::<AtomicBool>::default());
-        let bucket = volume.bucket(u8::MAX, &is_cut);
-        let life = live(bucket, volume.window, random, Arc::clone(&shown));
+        let life = live(volume.clone(), Arc::clone(&is_cut), random, Arc::clone(&shown));
         Self { host: Host::with(life, is_cut), shown }
     }
 
@@ -91,10 +90,12 @@ impl Follower {
     }
 }
 
-async fn live(bucket: Bucket, window: u64, mut random: Random, shown: Shown) {
+async fn live(volume: Volume, is_cut: Arc<AtomicBool>, mut random: Random, shown: Shown) {
     loop {
+        // Its own for each opening: one that is given up takes its way to the bucket with it.
+        let bucket = volume.bucket(u8::MAX, &is_cut);
         // Of an error another opening makes the best.
-        let _failed = follow(&bucket, window, &mut random, &shown).await;
+        let _failed = follow(&bucket, volume.window, &mut random, &shown).await;
         tokio::time::sleep(EVERY).await;
     }
 }
