@@ -29,7 +29,10 @@
 //! use any more. While a reader elsewhere keeps everything, that would only take more space.
 
 mod choice;
+mod found;
 mod held;
+mod repacked;
+mod repacker;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -43,23 +46,22 @@ use crate::bucket::Bucket;
 use crate::engine::{Batch, Engine as _, Records, SlateEngine};
 use crate::log::CommitLog;
 use crate::log::object::{HEADER, Header, LogKind};
-use crate::object_names::{log_name, number_of, object_name, segment_of};
+use crate::object_names::{log_name, number_of, segment_of};
 use crate::readers::Readers;
-use crate::repacking::Relocation;
 use crate::rows::{self, Object, Usage};
 use crate::tree::Tree;
 use choice::Choice;
+use found::{DuringMerge, Found, Garbage, Removal};
 use held::Holders;
+use repacker::Repacker;
 
 /// Rows that are read at a time.
 const BATCH: usize = 1024;
 /// Objects that wait for being removed at a time; more are found when those are gone.
 const WAITING_MAX: usize = 64 << 10;
 
-/// Dead bytes that are not worth repacking.
-const LEFT_ALONE: u64 = 16 << 20;
-/// Objects of which it is remembered that they were repacked.
-const REPACKED_MAX: usize = 64 << 10;
+/// Dead bytes that are not worth repacking: a volume with less than that is small all the same.
+const LEFT_ALONE: u64 = 1 << 20;
 
 /// When garbage is looked for, and how long it stays.
 #[derive(Debug, Clone, Copy)]
@@ -86,45 +88,6 @@ pub(crate) struct Collected {
     pub(crate) readers: Vec<String>,
 }
 
-/// Something that may be garbage.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Garbage {
-    /// An object whose data is dead; an object of the log may have none.
-    Data(Object),
-    /// A table of the engine's, by its name in the bucket.
-    Table(String),
-}
-
-impl Garbage {
-    /// The object's name in the bucket.
-    fn name(&self) -> String {
-        match self {
-            Self::Data(object) => object_name(*object),
-            Self::Table(name) => name.clone(),
-        }
-    }
-}
-
-/// How a removal ended.
-#[derive(Debug)]
-#[must_use]
-enum Removal {
-    /// These objects are gone.
-    Removed(Vec<String>),
-    /// Nothing was removed: these are the marks of readers elsewhere.
-    LeftForReaders(Vec<String>),
-}
-
-/// When something was found to be garbage.
-#[derive(Debug, Clone, Copy)]
-struct Found {
-    passes: u32,
-    /// The object of the log that says so.
-    number: u64,
-    /// What began before may use it.
-    work: u64,
-}
-
 /// Looks for garbage in one volume, and removes it.
 #[derive(Debug)]
 pub(crate) struct Collector {
@@ -135,8 +98,7 @@ pub(crate) struct Collector {
     timing: Timing,
     found: BTreeMap<Garbage, Found>,
     readers: Readers,
-    /// What was repacked: what still refers to it is not found there.
-    repacked: BTreeSet<Object>,
+    repacker: Repacker,
     /// The log was searched up to here: what is left there are fences, and objects with data.
     searched: Option<u64>,
     fences: BTreeSet<u64>,
@@ -152,6 +114,7 @@ impl Collector {
         bucket: Bucket,
         timing: Timing,
     ) -> Self {
+        let repacker = Repacker::new(Arc::clone(&tree), Arc::clone(&log), Arc::clone(&engine));
         Self {
             tree,
             log,
@@ -160,7 +123,7 @@ impl Collector {
             timing,
             found: BTreeMap::new(),
             readers: Readers::default(),
-            repacked: BTreeSet::new(),
+            repacker,
             searched: None,
             fences: BTreeSet::new(),
             clean_at: None,
@@ -201,6 +164,7 @@ impl Collector {
         }
         let records = self.records().await?;
         let oldest = self.tree.work.oldest();
+        self.repacker.repacked.begin_pass();
         let mut choice = Choice::default();
         let mut garbage = self.garbage_but_tables(&records, &mut choice).await?;
         if self.listed_at != Some(records.newest) || self.found.keys().any(|g| matches!(g, Garbage::Table(_)))
@@ -211,17 +175,24 @@ impl Collector {
         self.find(garbage, WAITING_MAX);
         self.clean_at = written.filter(|_| self.found.is_empty());
         let looks = self.readers.looks();
-        let removal = self.remove_due(oldest).await?;
+        let removal = self.remove_due(oldest, DuringMerge::Leave).await?;
+        let wants_tables = choice.wants_tables(self.timing.left_alone);
         let chosen = choice.chosen(self.timing.left_alone);
+        if wants_tables || !chosen.is_empty() || self.repacker.repacked.waits() {
+            // There is more to do, whether this pass can do it or not.
+            self.clean_at = None;
+        }
         if !chosen.is_empty() {
             // Once in a pass: marks grow old by it.
             if self.readers.looks() == looks {
                 self.readers.look(&self.bucket, &records.snapshots).await?;
             }
             if !self.readers.keep_all() {
-                self.clean_at = None;
-                self.repack(chosen).await?;
+                self.repacker.repack(chosen).await?;
             }
+        }
+        if wants_tables {
+            self.engine.write_tables().await?;
         }
         match removal {
             Removal::Removed(names) => Ok(names.len()),
@@ -262,7 +233,7 @@ impl Collector {
         } else {
             // What says so is durable from here on.
             self.tree.sync_all().await?;
-            self.remove_due(oldest).await?
+            self.remove_due(oldest, DuringMerge::Wait).await?
         };
         let (names, readers) = match removal {
             Removal::Removed(names) => (names, Vec::new()),
@@ -304,34 +275,18 @@ impl Collector {
         Err(Error::with(ErrorKind::Io, "collect garbage", "another host has taken the volume over"))
     }
 
-    /// Moves what is in use of these.
-    async fn repack(&mut self, chosen: BTreeSet<Object>) -> Result<()> {
-        if self.repacked.len() >= REPACKED_MAX {
-            self.repacked.clear();
-        }
-        let mut relocation = Relocation::default();
-        for object in chosen {
-            self.repacked.insert(object);
-            match self.tree.live_extents(object).await {
-                Ok(found) => self.tree.add_live(&mut relocation, found).await?,
-                Err(error) if self.log.failure().is_some() => return Err(error),
-                Err(error) => tracing::warn!(%error, "an object that is mostly dead stays"),
-            }
-        }
-        self.tree.relocate(relocation).await
-    }
-
     /// Repacks until little is dead in objects that are in use.
     async fn repack_all(&mut self) -> Result<()> {
         loop {
             let records = self.records().await?;
+            self.repacker.repacked.search_at_once();
             let mut choice = Choice::default();
             self.dead_data(&records, &mut choice).await?;
             let chosen = choice.chosen(0);
             if chosen.is_empty() {
                 return Ok(());
             }
-            self.repack(chosen).await?;
+            self.repacker.repack(chosen).await?;
             self.tree.sync_all().await?;
             self.engine.write_tables().await?;
         }
@@ -373,9 +328,12 @@ impl Collector {
                 let is_kept = matches!(object, Object::Log(number) if number > replay_after);
                 if usage.live == 0 && !is_kept {
                     found.push(object);
-                } else if !holders.need(object, None) && !self.log.parents().have(object) {
+                } else if holders.need(object, None) || self.log.parents().have(object) {
                     // What stays for a snapshot or another volume stays whole, whatever is written anew.
-                    choice.see(object, usage, !is_kept && !self.repacked.contains(&object));
+                } else if is_kept {
+                    choice.see_without_tables(object, usage);
+                } else {
+                    choice.see(object, usage, self.repacker.repacked.is_movable(object, usage));
                 }
                 from = [&key[..], &[0]].concat();
             }
@@ -456,7 +414,7 @@ impl Collector {
 
     /// Removes what was garbage for long enough, in the log as it is durable, and was used by
     /// nobody when its row was read: nothing older was under way than `oldest`.
-    async fn remove_due(&mut self, oldest: u64) -> Result<Removal> {
+    async fn remove_due(&mut self, oldest: u64, during_merge: DuringMerge) -> Result<Removal> {
         let is_due = |found: &Found| {
             (found.passes >= self.timing.passes && self.log.is_durable(found.number)
                 || is_on("garbage-not-durable"))
@@ -476,14 +434,20 @@ impl Collector {
             return Ok(Removal::Removed(Vec::new()));
         }
         // Before anything goes: it is still this process that holds the volume.
-        let records = if due.keys().any(|garbage| matches!(garbage, Garbage::Table(_))) {
-            let Some(records) = self.engine.settled_records().await? else {
-                // Tables are being merged: the next pass comes again.
-                return Ok(Removal::Removed(Vec::new()));
-            };
-            self.check_writer(&records)?;
-            records
+        let has_tables = due.keys().any(|garbage| matches!(garbage, Garbage::Table(_)));
+        let settled = match during_merge {
+            _ if !has_tables => None,
+            DuringMerge::Leave => self.engine.settled_records().await?,
+            DuringMerge::Wait => Some(self.engine.records_after_merge().await?),
+        };
+        let records = if let Some(settled) = settled {
+            self.check_writer(&settled)?;
+            settled
         } else {
+            due.retain(|garbage, _| !matches!(garbage, Garbage::Table(_)));
+            if due.is_empty() {
+                return Ok(Removal::Removed(Vec::new()));
+            }
             self.records().await?
         };
         // After the snapshots: one that was deleted by then is not what holds objects for its readers.
@@ -502,6 +466,7 @@ impl Collector {
                 Garbage::Data(object) => {
                     let died = holders.died(&self.engine, *object).await?;
                     if !holders.need(*object, died) {
+                        self.repacker.repacked.forget(*object);
                         names.push(garbage.name());
                         batch.delete(rows::live_key(*object));
                         if died.is_some() {

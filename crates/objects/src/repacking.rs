@@ -4,8 +4,11 @@
 //! An object says itself where its data was written to: the footer of a segment, the rows of an
 //! object of the log. What there still refers to the object is read, written once more, and takes
 //! the new place if it is what it was: the inode is locked for that alone, never across a request.
-//! What was changed meanwhile stays as it was changed. What another file refers to by a copy is not
-//! found here, and keeps the object.
+//! What was changed meanwhile stays as it was changed.
+//!
+//! Not all that refers to an object does so where its data was written to: a copy by reference does
+//! not, and the rows of an object of the log may have come in the next one. Where that keeps an object,
+//! a [search](search) of all extents finds it.
 //!
 //! # Why nothing is lost
 //! - The new segment is there before a row names it, as with any round.
@@ -15,6 +18,8 @@
 //!   whole, and not needed any more after that.
 //! - An inode without a name is left alone: it may be on its way out, and no row of it may come
 //!   back.
+
+mod search;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,21 +39,34 @@ const EXTENTS: usize = 128;
 /// Whose turns its segments take: no cgroup has this number.
 const REPACKING: u64 = u64::MAX;
 
-/// Extents of one inode that follow each other, and what they hold.
+/// An extent that is to refer to a new place.
+#[derive(Debug)]
+struct Referrer {
+    ino: u64,
+    extent: Extent,
+    /// Bytes of the piece before those that it refers to.
+    skip: usize,
+}
+
+/// Data that is moved as one extent, and all that is to refer to it, in the files' order.
 #[derive(Debug)]
 struct Piece {
-    ino: u64,
-    extents: Vec<Extent>,
+    referrers: Vec<Referrer>,
     data: BytesMut,
 }
 
 impl Piece {
-    fn start(&self) -> u64 {
-        self.extents.first().map_or(0, |extent| extent.start)
+    /// Where the piece is in a file, as the segment says it: in that of the first that refers to
+    /// its first byte.
+    fn place(&self) -> Option<(u64, u64)> {
+        let first = self.referrers.iter().find(|referrer| referrer.skip == 0)?;
+        Some((first.ino, first.extent.start))
     }
 
-    fn end(&self) -> u64 {
-        self.extents.last().map_or(0, Extent::end)
+    /// Whether an extent of this inode goes on where the piece ends.
+    fn is_continued_at(&self, ino: u64, start: u64) -> bool {
+        let last = self.referrers.last();
+        last.is_some_and(|last| last.ino == ino && last.extent.end() == start)
     }
 }
 
@@ -68,14 +86,17 @@ impl Relocation {
     fn add(&mut self, ino: u64, extent: Extent, data: &Bytes) {
         self.bytes += data.len();
         let last = self.pieces.last_mut().filter(|last| {
-            last.ino == ino && last.end() == extent.start && last.data.len() + data.len() <= EXTENT_BYTES_MAX
+            last.is_continued_at(ino, extent.start) && last.data.len() + data.len() <= EXTENT_BYTES_MAX
         });
         match last {
             Some(last) => {
-                last.extents.push(extent);
+                last.referrers.push(Referrer { ino, extent, skip: last.data.len() });
                 last.data.extend_from_slice(data);
             }
-            None => self.pieces.push(Piece { ino, extents: vec![extent], data: BytesMut::from(&data[..]) }),
+            None => {
+                let referrers = vec![Referrer { ino, extent, skip: 0 }];
+                self.pieces.push(Piece { referrers, data: BytesMut::from(&data[..]) });
+            }
         }
     }
 }
@@ -127,29 +148,39 @@ impl Tree {
 
     /// Writes a segment, and lets what has not changed refer to it.
     pub(crate) async fn relocate(self: &Arc<Self>, relocation: Relocation) -> Result<()> {
-        if relocation.pieces.is_empty() {
-            return Ok(());
-        }
-        let (mut places, mut data) = (Vec::new(), Vec::new());
+        let (mut referrers, mut data) = (Vec::new(), Vec::new());
         for piece in relocation.pieces {
-            data.push((piece.ino, piece.start(), vec![piece.data.freeze()]));
-            places.push((piece.ino, piece.extents));
+            let Some((ino, start)) = piece.place() else { continue };
+            data.push((ino, start, vec![piece.data.freeze()]));
+            referrers.push(piece.referrers);
+        }
+        if data.is_empty() {
+            return Ok(());
         }
         let turn = self.segments.turns().turn(REPACKING, false).await;
         let stored = self.segments.put_segment(data).await?;
         drop(turn);
-        for ((ino, extents), stored) in places.into_iter().zip(stored) {
-            self.repoint(ino, extents, stored).await?;
+        for (mut referrers, stored) in referrers.into_iter().zip(stored) {
+            // Counted once, also where nothing refers to it in the end: it is found to be garbage by
+            // that.
+            let mut change = ExtentChange::default();
+            change.wrote(&stored);
+            referrers.sort_by_key(|referrer| (referrer.ino, referrer.extent.start));
+            for of_one in referrers.chunk_by(|one, next| one.ino == next.ino) {
+                self.repoint(of_one, &stored, std::mem::take(&mut change)).await?;
+            }
         }
         Ok(())
     }
 
-    /// Lets the extents of an inode that have not changed refer to `stored`, which holds all of
-    /// them, one behind the other.
-    async fn repoint(self: &Arc<Self>, ino: u64, extents: Vec<Extent>, stored: Stored) -> Result<()> {
-        let mut change = ExtentChange::default();
-        // Also where nothing refers to it in the end: it is found to be garbage by that.
-        change.wrote(&stored);
+    /// Lets the extents of one inode that have not changed refer to their parts of `stored`.
+    async fn repoint(
+        self: &Arc<Self>,
+        referrers: &[Referrer],
+        stored: &Stored,
+        mut change: ExtentChange,
+    ) -> Result<()> {
+        let Some(ino) = referrers.first().map(|first| first.ino) else { return Ok(()) };
         let pin = self.pin(ino);
         let state = match pin.lock().await {
             Ok(state) => Some(state).filter(|state| state.row.nlink > 0),
@@ -161,16 +192,14 @@ impl Tree {
             change.put(ino, &mut batch);
             return self.write(batch).await;
         }
-        let mut skip = 0_u32;
-        for extent in extents {
+        for Referrer { extent, skip, .. } in referrers {
             change.load_some(self, ino, (extent.start, extent.end())).await?;
-            if change.has(&extent) || is_on("repacking-of-what-changed") {
+            if change.has(extent) || is_on("repacking-of-what-changed") {
+                let skip = u32::try_from(*skip).map_err(|_| corrupted("an extent"))?;
                 change.cut(extent.start, extent.end());
                 let row = ExtentRow { len: extent.row.len, data: Some((stored.clone(), skip)) };
                 change.add(Extent { start: extent.start, row });
             }
-            let len = u32::try_from(extent.row.len).map_err(|_| corrupted("an extent"))?;
-            skip = skip.saturating_add(len);
             if change.is_large() {
                 self.write_repointed(ino, std::mem::take(&mut change)).await?;
             }

@@ -118,4 +118,17 @@ impl SlateEngine {
         let Ok(_no_merge) = self.turn.try_lock() else { return Ok(None) };
         self.records().await.map(Some)
     }
+
+    /// The same, after the merge that is under way.
+    pub(crate) async fn records_after_merge(&self) -> Result<Records> {
+        self.write_tables().await?;
+        let _no_merge = self.turn.lock().await;
+        self.records().await
+    }
+
+    /// Tables are being merged until this is dropped.
+    #[cfg(test)]
+    pub(crate) async fn merging(&self) -> tokio::sync::OwnedMutexGuard<()> {
+        Arc::clone(&self.turn).lock_owned().await
+    }
 }

@@ -4,12 +4,15 @@ use std::collections::{BTreeSet, BinaryHeap};
 
 use crate::rows::{Object, Usage};
 
-/// Objects that are chosen at a time.
-const CHOSEN_MAX: usize = 256;
+/// Objects that are chosen at a time: more than a volume writes between two passes in which each
+/// fsync is an object of the log, for some ten of them a second.
+const CHOSEN_MAX: usize = 4096;
 /// What is dead in objects that are in use, at most, in parts of what is alive: one of five.
 const DEAD_PART: u64 = 5;
 /// Of an object that is repacked, so many of a thousand bytes are alive at most.
 const ALIVE_PERMILLE_MAX: u64 = 900;
+/// Dead bytes of the log's objects for which no table is written before its time.
+const DEAD_WITHOUT_TABLES: u64 = 1 << 20;
 /// Bytes that are moved at a time, beside as many as are dead.
 const MOVED_BYTES: u64 = 256 << 20;
 
@@ -18,11 +21,20 @@ const MOVED_BYTES: u64 = 256 << 20;
 pub(super) struct Choice {
     live: u64,
     dead: u64,
+    /// Dead bytes of the log's objects whose rows are not in tables yet.
+    dead_without_tables: u64,
     /// The emptiest: how many of a thousand bytes are alive, how many bytes, and which it is.
     emptiest: BinaryHeap<(u64, u64, Object)>,
 }
 
 impl Choice {
+    /// An object of the log that stays because its rows are not in tables.
+    pub(super) fn see_without_tables(&mut self, object: Object, usage: Usage) {
+        let before = self.dead;
+        self.see(object, usage, false);
+        self.dead_without_tables += self.dead - before;
+    }
+
     pub(super) fn see(&mut self, object: Object, usage: Usage, is_movable: bool) {
         let number = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
         let (live, written) = (number(usage.live), number(usage.written));
@@ -41,10 +53,20 @@ impl Choice {
         }
     }
 
+    /// The most dead bytes that are left in objects which stay.
+    fn goal(&self, left_alone: u64) -> u64 {
+        left_alone.max(self.live / DEAD_PART)
+    }
+
+    /// Whether tables are worth writing, so that objects of the log can go that are dead, or be
+    /// repacked.
+    pub(super) fn wants_tables(&self, left_alone: u64) -> bool {
+        self.dead > self.goal(left_alone) && self.dead_without_tables > DEAD_WITHOUT_TABLES
+    }
+
     /// Those that are to be repacked, if more than `left_alone` bytes are dead.
     pub(super) fn chosen(self, left_alone: u64) -> BTreeSet<Object> {
-        let (mut dead, mut moved) = (self.dead, 0);
-        let goal = left_alone.max(self.live / DEAD_PART);
+        let (mut dead, mut moved, goal) = (self.dead, 0, self.goal(left_alone));
         let mut chosen = BTreeSet::new();
         for (permille, live, object) in self.emptiest.into_sorted_vec() {
             if dead <= goal || moved > MOVED_BYTES + self.dead {

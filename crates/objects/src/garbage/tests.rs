@@ -266,3 +266,141 @@ async fn what_is_mostly_dead_is_repacked() {
     assert_eq!(read(mounted.tree(), &pin, expected.len()).await, expected);
     mounted.close().await;
 }
+
+/// A merge of tables takes long, and may be under way whenever there are many: what is dead goes
+/// meanwhile, and a collection of everything waits for the tables.
+#[tokio::test]
+async fn a_merge_of_tables_keeps_nothing_else() {
+    let objects = Arc::default();
+    let mounted = open(&objects, 1).await;
+    let (tree, mut collector) = (mounted.tree(), collector(&mounted, 1));
+    let table = "meta/compacted/nobody-names-it.sst";
+    let left = async || {
+        let tables = bucket(&objects).list("meta/compacted", None).await.unwrap();
+        let is_left = tables.iter().any(|name| table.ends_with(name.as_str()));
+        (bucket(&objects).list("seg", None).await.unwrap().len(), is_left)
+    };
+    let pin = make(tree, "file").await;
+    for (byte, of_everything) in [(1, false), (2, true)] {
+        let _new = bucket(&objects).create(table, vec![1].into()).await.unwrap();
+        write(tree, &pin, byte, LARGE).await;
+        write(tree, &pin, byte + 2, LARGE).await;
+        let merging = collector.engine.merging().await;
+        if of_everything {
+            let merge = async {
+                for _ in 0..1000 {
+                    tokio::task::yield_now().await;
+                }
+                drop(merging);
+            };
+            tokio::join!(async { collector.collect(false).await.unwrap() }, merge);
+        } else {
+            collector.pass().await.unwrap();
+            assert_eq!(left().await, (1, true), "a merge keeps segments that are dead");
+            drop(merging);
+            collector.pass().await.unwrap();
+        }
+        assert_eq!(left().await, (1, false));
+    }
+    mounted.close().await;
+}
+
+/// Bytes that passes leave in the bucket of a volume at rest, but for tables, and those that files
+/// need.
+async fn at_rest(mounted: &Mounted, objects: &Arc<InMemory>) -> (u64, u64) {
+    let mut collector = mounted.collector(Timing::default()).unwrap();
+    // As many as garbage takes in all: what is repacked is found in the next pass, and goes after three.
+    for _ in 0..6 {
+        collector.pass().await.unwrap();
+        mounted.tree().sync_all().await.unwrap();
+    }
+    assert_counted(mounted.tree()).await.unwrap();
+    let mut stored = 0;
+    for dir in ["seg", "log"] {
+        stored += bucket(objects).list_sizes(dir).await.unwrap().iter().map(|(_, n)| n).sum::<u64>();
+    }
+    let mut needed = BTreeMap::new();
+    for (_, row) in mounted.tree().engine.scan(rows::all_keys(b'E'), usize::MAX).await.unwrap() {
+        let extent: rows::ExtentRow = rows::from_bytes(&row, "an extent").unwrap();
+        let Some((stored, skip)) = extent.data else { continue };
+        // What several refer to is needed once: here they refer to the same parts.
+        needed.insert((stored.object, stored.at, skip), extent.len);
+    }
+    (stored, needed.into_values().sum())
+}
+
+#[track_caller]
+fn assert_little_garbage((stored, needed): (u64, u64)) {
+    assert!(stored * 10 <= needed * 13, "{stored} bytes are in the bucket, and {needed} are needed");
+}
+
+/// Bytes that cannot be compressed, others for each `seed`.
+fn random(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[0]
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// A volume with less than 16 MiB of garbage has more garbage than data, and still is repacked.
+#[tokio::test]
+async fn at_rest_a_small_volume_has_little_garbage() {
+    let objects = Arc::default();
+    let mounted = open(&objects, 1).await;
+    let tree = mounted.tree();
+    let pin = make(tree, "file").await;
+    for round in 0..8_u64 {
+        tree.write_at(&pin, &[IoSlice::new(&random(round, 2 << 20))], round << 19).await.unwrap();
+        tree.sync_file(&pin).await.unwrap();
+    }
+    assert_little_garbage(at_rest(&mounted, &objects).await);
+    mounted.close().await;
+}
+
+/// Copies by reference refer to objects in places for which these were not written.
+#[tokio::test]
+async fn at_rest_what_copies_refer_to_is_moved_and_stays_shared() {
+    let objects = Arc::default();
+    let mounted = open(&objects, 1).await;
+    let tree = mounted.tree();
+    let (pin, copy) = (make(tree, "file").await, make(tree, "copy").await);
+    let other = make(tree, "other").await;
+    let (len, mut expected) = (4 << 20, Vec::new());
+    for round in 0..8_u64 {
+        let data = random(round, len);
+        tree.write_at(&pin, &[IoSlice::new(&data)], 0).await.unwrap();
+        tree.sync_file(&pin).await.unwrap();
+        for pin_to in [&copy, &other] {
+            // Some of it, of which each has a part.
+            let (from, to) = (70_000 * round, round * 500_000);
+            assert_eq!(tree.copy_range((&pin, from), (pin_to, to), 500_000).await.unwrap(), 500_000);
+        }
+        expected.extend_from_slice(&data[usize::try_from(70_000 * round).unwrap()..][..500_000]);
+    }
+    assert_little_garbage(at_rest(&mounted, &objects).await);
+    assert_eq!(read(tree, &pin, len).await, random(7, len));
+    for copied in [&copy, &other] {
+        assert_eq!(read(tree, copied, expected.len()).await, expected);
+    }
+    mounted.close().await;
+}
+
+/// Small data is in objects of the log, many of them; the last ones have no rows in tables.
+#[tokio::test]
+async fn at_rest_the_log_has_little_garbage() {
+    let objects = Arc::default();
+    let mounted = open(&objects, 1).await;
+    let tree = mounted.tree();
+    let (kept, changed) = (make(tree, "kept").await, make(tree, "changed").await);
+    for round in 0..400_u64 {
+        tree.write_at(&kept, &[IoSlice::new(&random(round, 12_000))], 12_000 * round).await.unwrap();
+        tree.write_at(&changed, &[IoSlice::new(&random(!round, 20_000))], 0).await.unwrap();
+        tree.sync_all().await.unwrap();
+    }
+    assert_little_garbage(at_rest(&mounted, &objects).await);
+    mounted.close().await;
+}
