@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use store::{Creator, ErrorKind, Name, NewNode, ObjectId, RenameFlags, Result, SetXattr};
+use store::{Creator, Error, ErrorKind, Name, NewNode, ObjectId, RenameFlags, Result, SetXattr};
 use tokio::runtime::Runtime;
 
 use super::family::Member;
@@ -19,7 +19,7 @@ use super::faults::Random;
 use super::model::{By, Content, Seen};
 use super::volume::{Taker, Volume};
 use crate::bucket::Bucket;
-use crate::garbage::tests::assert_counted;
+use crate::garbage::tests::{LARGE, assert_counted};
 use crate::journal::Identity;
 use crate::mount::Mounted;
 use crate::tree::Tree;
@@ -31,6 +31,8 @@ const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 /// The size of most files, and of some: those go to segments.
 const SIZES: [usize; 3] = [1, 5000, 300_000];
 pub(super) const JOURNAL: Identity = Identity { volume: [0; 16], id: [0; 16] };
+/// A file beside those, which shares data with them.
+const SHARED: &str = "shared";
 /// A host that only has to end does so in this time, by its own clock.
 const END: Duration = Duration::from_secs(600);
 /// So long one goes on that does nothing more: it collects garbage meanwhile.
@@ -196,7 +198,10 @@ impl Life {
         for step in 0..self.random.below(STEPS) {
             self.step(tree).await?;
             if self.volume.is_rewritten && self.random.below(2) == 0 {
-                self.rewrite(tree).await?;
+                match self.random.below(3) {
+                    0 => self.share(tree).await?,
+                    _ => self.rewrite(tree).await?,
+                }
             }
             if let Some(snapshots) = &self.volume.snapshots {
                 let name = || format!("{}-{step}", self.taker.number);
@@ -245,6 +250,35 @@ impl Life {
         let from = self.random.below(bytes.len());
         let to = from + 1 + self.random.below(bytes.len() - from);
         tree.accept_write(&pin, &[IoSlice::new(&bytes[from..to])], from as u64).await?;
+        Ok(())
+    }
+
+    /// Has a part of a file refer to its data together with a file that no model knows of, and in which
+    /// it is elsewhere.
+    async fn share(&mut self, tree: &Arc<Tree>) -> Result<()> {
+        let file = NAMES[self.random.below(NAMES.len())];
+        let Some(bytes) = self.taker.model(|model| model.content(file)).map(Content::bytes) else {
+            return Ok(());
+        };
+        let pin_of = async |file| {
+            let entry = tree.lookup(ROOT, name(file)).await?;
+            let pin = tree.pin_used(entry.id.0, "share")?;
+            tree.forget(entry.id.0, 1);
+            Ok::<_, Error>(pin)
+        };
+        let shared = match pin_of(SHARED).await {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let made = tree.accept(tree.make(ROOT, name(SHARED), FILE, 0o644, CREATOR)).await?;
+                tree.forget(made.id.0, 1);
+                pin_of(SHARED).await?
+            }
+            found => found?,
+        };
+        let (pin, from) = (pin_of(file).await?, self.random.below(bytes.len()) as u64);
+        let len = 1 + self.random.below(bytes.len()) as u64;
+        let to = self.random.below(2 * LARGE) as u64;
+        let len = tree.accept(tree.copy_range((&pin, from), (&shared, to), len)).await?;
+        tree.accept(tree.copy_range((&shared, to), (&pin, from), len)).await?;
         Ok(())
     }
 
