@@ -92,4 +92,8 @@ fn a_collection_that_takes_too_much_is_caught() {
     let test = "garbage::schedules::what_is_changed_while_it_is_repacked_stays_changed";
     let brings_back = "repacking brings back what was replaced";
     assert_caught(test, &["repacking-of-what-changed"], brings_back);
+    let test = "garbage::tests::at_rest_what_copies_refer_to_is_moved_and_stays_shared";
+    let shows_else = "a file shows something else after repacking";
+    assert_caught(test, &["repacking-of-another-part"], shows_else);
+    assert_caught(test, &["repacking-leaves-copies"], "bytes are in the bucket");
 }
