@@ -23,7 +23,6 @@ use crate::pieces::Taken;
 use crate::rows::{Extent, ExtentRow};
 use crate::segments::{EXTENT_BYTES_MAX, Part};
 use crate::tree::{Tree, fail, now};
-use crate::turns::Turn;
 
 /// Data of a round that is not more than this goes into the log.
 const SMALL_BYTES_MAX: usize = 256 << 10;
@@ -218,23 +217,6 @@ impl Tree {
         }
     }
 
-    /// Waits for the turn of a round's segments. `None`: somebody waits for the round, and a journal
-    /// takes it at once.
-    async fn turn(&self, pin: &Pin, round: &Taken, is_awaited: bool) -> Option<Turn> {
-        let turns = self.segments.turns();
-        if !is_awaited {
-            tokio::select! {
-                biased;
-                () = pin.wait_until_awaited(round.round) => {}
-                turn = turns.turn(round.tenant, false) => return Some(turn),
-            }
-        }
-        if self.segments.has_journal() {
-            return None;
-        }
-        Some(turns.turn(round.tenant, true).await)
-    }
-
     async fn run_round(self: &Arc<Self>, pin: &Pin, round: Taken, is_awaited: bool) -> Result<()> {
         // Until the rows are written nobody else knows of its data.
         let _under_way = self.work.begin();
@@ -242,16 +224,9 @@ impl Tree {
         // A round of each write would make a segment of each: the log gathers them.
         let small_max = if self.accepts_on_host() { ACCEPTED_BYTES_MAX } else { SMALL_BYTES_MAX };
         let stored = if len > small_max {
-            // Its data is in memory twice until it is encoded, and then encoded until it is there.
-            // The turn ends before the wait for an earlier round, which may need one.
-            let turn = self.turn(pin, &round, is_awaited).await;
-            let mut stored = Vec::new();
-            for part in in_segments(extents_of(round.pieces)) {
-                stored.extend(
-                    self.segments.put_bulk(pin.ino, part, pin.wait_until_awaited(round.round)).await?,
-                );
-            }
-            drop(turn);
+            let awaited = || pin.wait_until_awaited(round.round);
+            let extents = extents_of(round.pieces);
+            let stored = self.put_bulk((round.tenant, pin.ino), extents, is_awaited, awaited).await?;
             if !is_on("rounds-end-in-any-order") {
                 self.wait_for(pin, round.round).await?;
             }
@@ -443,26 +418,6 @@ fn extents_of(pieces: Vec<(u64, Bytes)>) -> Vec<(u64, Vec<Bytes>)> {
         }
     }
     extents
-}
-
-/// Bytes of an extent in pieces.
-fn len_of_pieces(pieces: &[Bytes]) -> usize {
-    pieces.iter().map(Bytes::len).sum()
-}
-
-/// Extents in groups, each for one segment.
-fn in_segments(extents: Vec<(u64, Vec<Bytes>)>) -> Vec<Vec<(u64, Vec<Bytes>)>> {
-    let (mut groups, mut bytes) = (Vec::new(), usize::MAX);
-    for (start, pieces) in extents {
-        let len = len_of_pieces(&pieces);
-        if bytes.saturating_add(len) > EXTENT_BYTES_MAX {
-            groups.push(Vec::new());
-            bytes = 0;
-        }
-        bytes += len;
-        groups.last_mut().expect("the first extent begins one").push((start, pieces));
-    }
-    groups
 }
 
 fn index(offset: u64) -> usize {

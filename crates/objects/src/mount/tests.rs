@@ -92,3 +92,34 @@ async fn a_large_file_goes_when_it_is_closed() {
     assert!(!write_and_close("removed", LARGE, true).await);
     mounted.close().await;
 }
+
+/// Many files, each of less than a segment, though the bucket is slow: those that wait share one. A file
+/// that is synced meanwhile goes by itself.
+#[tokio::test(start_paused = true)]
+async fn large_files_that_wait_share_segments() {
+    let slow = ThrottleConfig { wait_put_per_call: Duration::from_millis(500), ..ThrottleConfig::default() };
+    let store = ThrottledStore::new(InMemory::new(), slow);
+    let bucket = Bucket::new(Arc::new(store), "volume".into());
+    let mounted = Mounted::open(bucket, None, MountOptions::plain(4, [1; 16])).await.unwrap();
+    let tree = mounted.tree();
+    let (before, files, len) = (sent(&mounted), 33_u8, EXTENT_BYTES_MAX / 4);
+    let mut pins = Vec::new();
+    for number in 0..files {
+        let pin = make(tree, &format!("{number}")).await;
+        tree.write_at(&pin, &[IoSlice::new(&vec![number; len])], 0).await.unwrap();
+        tree.on_close(&pin);
+        pins.push(pin);
+    }
+    tree.sync_file(pins.last().unwrap()).await.unwrap();
+    tree.sync_all().await.unwrap();
+    let [_, puts, ..] = since(&mounted, before);
+    let (segments, alone) = (u64::from(files) / 4, 3);
+    let log = 4;
+    assert!((segments..=segments + alone + log).contains(&puts), "{puts} PUTs for {segments} segments");
+    for (number, pin) in (0..).zip(&pins) {
+        let mut read = vec![0; len];
+        assert_eq!(tree.read_at(pin, &mut read, 0).await.unwrap(), len);
+        assert!(read.iter().all(|byte| *byte == number), "file {number}");
+    }
+    mounted.close().await;
+}
