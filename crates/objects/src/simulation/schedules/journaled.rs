@@ -193,6 +193,8 @@ fn what_the_bucket_has_may_be_gone_from_the_journal() {
             for file in ["a", "b", "c", "d"] {
                 let file = make(&mounted, file).await;
                 mounted.tree().sync_file(&file).await.unwrap();
+                // The first one's object of the log is on its way, and no other is.
+                tokio::time::sleep(Duration::from_secs(2)).await;
             }
             if is_in_the_bucket {
                 let first = place.world.waiting().remove(0);
