@@ -145,14 +145,14 @@ impl Operation {
     }
 }
 
-/// The constants of `objects` that decide: a segment, an object of the log, a GET at most.
+/// The constants of `objects` that decide: a segment, an object of the log, a GET of a table at most.
 const SEGMENT: u64 = 8 << 20;
 const LOG_OBJECT: u64 = 8 << 20;
 const GET: u64 = 4 << 20;
 /// What was changed is on its way after so long; the lease is asked for as often.
 const COMMIT_SECONDS: u64 = 5;
 /// The manifest is looked for as often, with one GET.
-const MANIFEST_SECONDS: u64 = 300;
+const MANIFEST_SECONDS: u64 = 3600;
 const MANIFEST_GETS: u64 = 1;
 /// An estimate: rows of a small file in the log: its entry, its inode several times, its extent, sums.
 const ROWS_OF_FILE: u64 = 700;
@@ -164,12 +164,14 @@ const FIRST_MOUNT: [u64; 4] = [4, 4, 4, 0];
 const MOUNT: [u64; 4] = [3, 9, 2, 0];
 const UMOUNT: [u64; 4] = [3, 0, 0, 0];
 const SNAPSHOT: [u64; 4] = [1, 3, 2, 0];
-const CLONE: [u64; 4] = [2, 2, 2, 0];
+const CLONE: [u64; 4] = [4, 3, 3, 0];
 const TAKEOVER: [u64; 4] = [4, 25, 2, 0];
 const GC: [u64; 4] = [7, 13, 15, 1];
 /// Blocks of tables with the names of a directory of 1,000, and with its inodes.
 const LIST_GETS: u64 = 6;
 const STAT_GETS: u64 = 11;
+/// More than one for each segment.
+const FIRST_GETS: u64 = 6;
 
 /// Segments, and each 5 s one that is not full and an object of the log; and the sync's.
 const fn puts_of_write(bytes: u64, ticks: u64) -> u64 {
@@ -181,10 +183,10 @@ fn puts_of_files(files: u64, bytes: u64, ticks: u64) -> u64 {
     (files * (bytes + ROWS_OF_FILE) / LOG_OBJECT).max(ticks) + 1
 }
 
-/// What is read in sequence is read ahead, first a little, then in the largest GETs; a segment's end
-/// is another GET.
+/// What is read in sequence from its beginning comes in whole segments, but for the first, of which the
+/// windows that open have parts; two are the file's inode and its extents.
 const fn gets_of_read(bytes: u64) -> u64 {
-    bytes.div_ceil(GET) + bytes.div_ceil(SEGMENT)
+    bytes.div_ceil(SEGMENT) + FIRST_GETS
 }
 
 /// Files that were written together lie side by side, with their rows between them.
@@ -273,7 +275,7 @@ pub(super) fn examples() -> Vec<Example> {
     let (terabyte, rate) = (1e12, 100e6);
     let ticks = terabyte / rate / COMMIT_SECONDS as f64;
     let written = Cost::of([terabyte / SEGMENT as f64 + 2.0 * ticks, ticks, 0.0, 0.0]);
-    let read = Cost::of([0.0, terabyte / GET as f64 + terabyte / SEGMENT as f64, 0.0, 0.0]);
+    let read = Cost::of([0.0, terabyte / SEGMENT as f64, 0.0, 0.0]);
     let (files, small) = (1e9, SMALL as f64);
     let logged = files * (small + ROWS_OF_FILE as f64);
     let made = Cost::of([logged / LOG_OBJECT as f64, 0.0, 0.0, 0.0]).and(tables(files));
