@@ -18,6 +18,7 @@ mod http;
 mod idle;
 mod ill;
 mod missing;
+mod peer_subjects;
 mod peers;
 mod reach;
 mod requests;

@@ -46,7 +46,6 @@ use crate::blocks::Key;
 use crate::counter::StatCounter;
 use crate::rows::Object;
 use dir::{Found, VolumeDir};
-pub(crate) use files::CacheDir;
 use files::Files;
 
 /// Blocks that wait to be written.
@@ -467,6 +466,21 @@ impl Shared {
                 return self.fail(error);
             }
         }
+    }
+}
+
+/// Where the caches of volumes are.
+pub(crate) trait CacheDir: std::fmt::Debug + Send + Sync + 'static {
+    /// Opens the cache of a volume.
+    ///
+    /// # Errors
+    /// `Invalid`, in plain words: it may not be used.
+    fn open(&self, identity: [u8; 16]) -> Result<DiskCache>;
+}
+
+impl CacheDir for DiskCacheOptions {
+    fn open(&self, identity: [u8; 16]) -> Result<DiskCache> {
+        DiskCache::open(self, identity)
     }
 }
 

@@ -1,12 +1,10 @@
-//! Where a volume's blocks are kept, and how a cache of it is opened.
+//! Where a volume's blocks are kept.
 
 use std::fmt;
 use std::io;
 
 use bytes::Bytes;
-use store::Result;
 
-use super::{DiskCache, DiskCacheOptions};
 use crate::blocks::Key;
 
 /// The files of one volume's blocks.
@@ -25,19 +23,4 @@ pub(super) trait Files: fmt::Debug + Send + Sync + 'static {
 
     /// Lets another process use them.
     fn unlock(&self);
-}
-
-/// Where the caches of volumes are.
-pub(crate) trait CacheDir: fmt::Debug + Send + Sync + 'static {
-    /// Opens the cache of a volume.
-    ///
-    /// # Errors
-    /// `Invalid`, in plain words: it may not be used.
-    fn open(&self, identity: [u8; 16]) -> Result<DiskCache>;
-}
-
-impl CacheDir for DiskCacheOptions {
-    fn open(&self, identity: [u8; 16]) -> Result<DiskCache> {
-        DiskCache::open(self, identity)
-    }
 }

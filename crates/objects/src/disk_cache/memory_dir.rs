@@ -9,8 +9,8 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use store::Result;
 
-use super::files::{CacheDir, Files};
-use super::{Calls, DiskCache};
+use super::files::Files;
+use super::{CacheDir, Calls, DiskCache};
 use crate::blocks::Key;
 
 /// The most bytes of a volume's blocks: so few that some go.

@@ -3,10 +3,13 @@
 //! `RUSTC_WORKSPACE_WRAPPER=$PWD/tests/with-shuttle cargo test -p watertight-objects --lib
 //! schedules`
 
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::tests::{LARGE, bucket, collector, make, open, write};
+use super::tests::{
+    LARGE, assert_little_garbage, at_rest, bucket, collector, make, open, random, read, write,
+};
 use crate::repacking::Relocation;
 
 /// What is under way keeps what it may use.
@@ -80,6 +83,36 @@ async fn what_is_changed_while_it_is_repacked_stays_changed() {
     mounted.close().await;
 }
 
+/// Copies by reference refer to objects in places for which these were not written.
+#[tokio::test]
+async fn at_rest_what_copies_refer_to_is_moved_and_stays_shared() {
+    let objects = Arc::default();
+    let mounted = open(&objects, 1).await;
+    let tree = mounted.tree();
+    let (pin, copy) = (make(tree, "file").await, make(tree, "copy").await);
+    let other = make(tree, "other").await;
+    let (len, mut expected) = (4 << 20, [Vec::new(), Vec::new()]);
+    for round in 0..8_u64 {
+        let data = random(round, len);
+        tree.write_at(&pin, &[IoSlice::new(&data)], 0).await.unwrap();
+        tree.sync_file(&pin).await.unwrap();
+        for (expected, (pin_to, shift)) in expected.iter_mut().zip([(&copy, 0), (&other, 100_001)]) {
+            // Parts that overlap.
+            let from = 70_000 * round + shift;
+            let copied = tree.copy_range((&pin, from), (pin_to, round * 500_000), 500_000).await;
+            assert_eq!(copied.unwrap(), 500_000);
+            expected.extend_from_slice(&data[usize::try_from(from).unwrap()..][..500_000]);
+        }
+    }
+    assert_little_garbage(at_rest(&mounted, &objects).await);
+    let [copied, other_copied] = expected;
+    for (expected, pin) in [(copied, &copy), (other_copied, &other), (random(7, len), &pin)] {
+        let data = read(tree, pin, expected.len()).await;
+        assert!(data == expected, "a file shows something else after repacking");
+    }
+    mounted.close().await;
+}
+
 #[cfg(shuttle)]
 #[test]
 fn a_collection_that_takes_too_much_is_caught() {
@@ -92,7 +125,7 @@ fn a_collection_that_takes_too_much_is_caught() {
     let test = "garbage::schedules::what_is_changed_while_it_is_repacked_stays_changed";
     let brings_back = "repacking brings back what was replaced";
     assert_caught(test, &["repacking-of-what-changed"], brings_back);
-    let test = "garbage::tests::at_rest_what_copies_refer_to_is_moved_and_stays_shared";
+    let test = "garbage::schedules::at_rest_what_copies_refer_to_is_moved_and_stays_shared";
     let shows_else = "a file shows something else after repacking";
     assert_caught(test, &["repacking-of-another-part"], shows_else);
     assert_caught(test, &["repacking-leaves-copies"], "bytes are in the bucket");

@@ -307,7 +307,7 @@ async fn a_merge_of_tables_keeps_nothing_else() {
 
 /// Bytes that passes leave in the bucket of a volume at rest, but for tables, and those that files
 /// need.
-async fn at_rest(mounted: &Mounted, objects: &Arc<InMemory>) -> (u64, u64) {
+pub(super) async fn at_rest(mounted: &Mounted, objects: &Arc<InMemory>) -> (u64, u64) {
     let mut collector = mounted.collector(Timing::default()).unwrap();
     // As many as garbage takes in all: the first two repack, the second by a search, and what was found
     // dead in the third goes in the fifth.
@@ -342,12 +342,12 @@ async fn at_rest(mounted: &Mounted, objects: &Arc<InMemory>) -> (u64, u64) {
 }
 
 #[track_caller]
-fn assert_little_garbage((stored, needed): (u64, u64)) {
+pub(super) fn assert_little_garbage((stored, needed): (u64, u64)) {
     assert!(stored * 10 <= needed * 13, "{stored} bytes are in the bucket, and {needed} are needed");
 }
 
 /// Bytes that cannot be compressed, others for each `seed`.
-fn random(seed: u64, len: usize) -> Vec<u8> {
+pub(super) fn random(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -370,36 +370,6 @@ async fn at_rest_a_small_volume_has_little_garbage() {
         tree.sync_file(&pin).await.unwrap();
     }
     assert_little_garbage(at_rest(&mounted, &objects).await);
-    mounted.close().await;
-}
-
-/// Copies by reference refer to objects in places for which these were not written.
-#[tokio::test]
-async fn at_rest_what_copies_refer_to_is_moved_and_stays_shared() {
-    let objects = Arc::default();
-    let mounted = open(&objects, 1).await;
-    let tree = mounted.tree();
-    let (pin, copy) = (make(tree, "file").await, make(tree, "copy").await);
-    let other = make(tree, "other").await;
-    let (len, mut expected) = (4 << 20, [Vec::new(), Vec::new()]);
-    for round in 0..8_u64 {
-        let data = random(round, len);
-        tree.write_at(&pin, &[IoSlice::new(&data)], 0).await.unwrap();
-        tree.sync_file(&pin).await.unwrap();
-        for (expected, (pin_to, shift)) in expected.iter_mut().zip([(&copy, 0), (&other, 100_001)]) {
-            // Parts that overlap.
-            let from = 70_000 * round + shift;
-            let copied = tree.copy_range((&pin, from), (pin_to, round * 500_000), 500_000).await;
-            assert_eq!(copied.unwrap(), 500_000);
-            expected.extend_from_slice(&data[usize::try_from(from).unwrap()..][..500_000]);
-        }
-    }
-    assert_little_garbage(at_rest(&mounted, &objects).await);
-    let [copied, other_copied] = expected;
-    for (expected, pin) in [(copied, &copy), (other_copied, &other), (random(7, len), &pin)] {
-        let data = read(tree, pin, expected.len()).await;
-        assert!(data == expected, "a file shows something else after repacking");
-    }
     mounted.close().await;
 }
 
