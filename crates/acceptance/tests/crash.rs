@@ -186,14 +186,13 @@ fn synced_data_survives_a_kill_beside_a_cache_snapshots_and_repacking() {
         let wrong = done.complaints(&store_dir(&subject, number));
         assert!(wrong.is_empty(), "round {number}, killed after {after:?}:\n{}", wrong.join("\n"));
         subject.mount();
-        let of_it = |verb: &str| Cmd::new(program::watertight()).args(["snapshot", verb]).arg(&url);
         for (place, snapshot) in made.iter().enumerate() {
             if place == 0 {
                 check_snapshot(&url, snapshot, (&places.0, &places.1), &all);
             }
             subject.program().args(["snapshot", "delete"]).arg(subject.path()).arg(snapshot).ok();
         }
-        let left = of_it("list").ok().out();
+        let left = Cmd::new(program::watertight()).args(["snapshot", "list"]).arg(&url).ok().out();
         assert!(made.iter().all(|snapshot| !left.contains(snapshot)), "{made:?} are deleted: {left}");
         snapshots += made.len();
         all.push(done);

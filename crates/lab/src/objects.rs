@@ -22,6 +22,7 @@ mod peer_subjects;
 mod peers;
 mod reach;
 mod requests;
+mod side_server;
 pub(crate) mod stress;
 mod subject;
 mod untar;

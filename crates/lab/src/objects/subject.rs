@@ -299,7 +299,7 @@ impl Mounted {
         Ok((took, unmounted.end()?))
     }
 
-    /// umount(8). What its process does from here on is not waited for, as nobody does.
+    /// umount(8), without a wait for the end of its process.
     ///
     /// # Errors
     /// If umount(8) fails.
@@ -307,7 +307,7 @@ impl Mounted {
         self.umount().map(drop)
     }
 
-    /// As [`unmount`](Self::unmount), for a caller who waits for the process later.
+    /// As [`unmount`](Self::unmount), for a caller that waits for the process later.
     ///
     /// # Errors
     /// If umount(8) fails.

@@ -1,4 +1,4 @@
-//! What people do with files, from the first call to umount's return, and what it costs.
+//! Usual work with files, from the first call to umount's return, and what it costs.
 //!
 //! Others acknowledge an fsync before the bucket has the data, and return from an unmount before it
 //! has all of it. So that a reader sees what a figure buys, each row has the bytes that the bucket
@@ -44,7 +44,7 @@ pub(super) struct Work<'a> {
 /// Does it once, and records what it took.
 ///
 /// # Errors
-/// If it cannot be done; in the words of whoever could not.
+/// If a program or a call fails, in its words.
 pub(super) fn measure(
     (scenario, variant): (&str, &str),
     work: &Work<'_>,

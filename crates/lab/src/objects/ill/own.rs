@@ -1,5 +1,4 @@
-//! A server that fails as it is told to: before another one, which it passes everything on to while
-//! it is well.
+//! A proxy in front of a server that fails on request. While it has no fault it passes everything on.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -1,19 +1,12 @@
 //! toxiproxy before the server, and what it does to connections.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
 use super::super::http::ask;
-use crate::child::ends_with_the_lab;
-use crate::volumes::peers::find;
-
-const START_MAX: Duration = Duration::from_secs(20);
+use super::super::side_server::{SideServer, free_address};
 
 /// What is done to connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +46,7 @@ impl Toxic {
 pub(super) struct Toxiproxy {
     api: SocketAddr,
     pub(super) address: SocketAddr,
-    process: Child,
+    _process: SideServer,
 }
 
 impl Toxiproxy {
@@ -62,23 +55,12 @@ impl Toxiproxy {
     /// # Errors
     /// If it is not installed, or does not answer.
     pub(super) fn before(server: SocketAddr, log: &Path) -> anyhow::Result<Self> {
-        let program = find("toxiproxy-server").map_err(anyhow::Error::msg)?;
-        let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr();
-        let (api, address) = (free()?, free()?);
-        let output = std::fs::File::create(log)?;
-        let mut command = Command::new(program);
-        command.args(["-host", "127.0.0.1", "-port"]).arg(api.port().to_string());
-        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-        ends_with_the_lab(&mut command);
-        let proxy = Self { api, address, process: command.spawn().context("cannot start toxiproxy-server")? };
+        let (api, address) = (free_address()?, free_address()?);
         let wish = json!({ "name": "server", "listen": address, "upstream": server, "enabled": true });
-        let until = Instant::now() + START_MAX;
-        while let Err(error) = ask(api, "POST", "/proxies", &wish.to_string()) {
-            ensure!(Instant::now() < until, "toxiproxy-server does not answer: {error:#}");
-            // It tells nobody when it listens.
-            thread::sleep(Duration::from_millis(10));
-        }
-        Ok(proxy)
+        let ready = || ask(api, "POST", "/proxies", &wish.to_string()).map(drop);
+        let arguments = ["-host", "127.0.0.1", "-port", &api.port().to_string()];
+        let process = SideServer::start("toxiproxy-server", &arguments, log, ready)?;
+        Ok(Self { api, address, _process: process })
     }
 
     /// # Errors
@@ -91,13 +73,5 @@ impl Toxiproxy {
     /// If it does not do it.
     pub(super) fn remove(&self) -> anyhow::Result<()> {
         ask(self.api, "DELETE", "/proxies/server/toxics/ill", "").map(drop)
-    }
-}
-
-impl Drop for Toxiproxy {
-    fn drop(&mut self) {
-        // It is gone if that fails, and is waited for either way.
-        let _gone_already = self.process.kill();
-        let _waited_for = self.process.wait();
     }
 }
