@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures_util::FutureExt as _;
 use store::Result;
 use tokio::{pin, select};
 
-use crate::parts::{Extents, Part};
 use crate::pending::given_up;
 use crate::rows::Stored;
+use crate::segment_queue::{Extents, Queued, len_of_pieces};
 use crate::segments::EXTENT_BYTES_MAX;
 use crate::tree::Tree;
 use crate::turns::Turn;
@@ -53,7 +52,7 @@ impl Tree {
         awaited: impl Fn() -> F,
     ) -> Result<Vec<(u64, Stored)>> {
         let starts: Vec<u64> = extents.iter().map(|(start, _)| *start).collect();
-        let (waiting, received) = self.parts.wait(tenant, ino, extents);
+        let (queued, received) = self.segment_queue.add(tenant, ino, extents);
         let others = async { received.await.map_err(|_| given_up()) };
         pin!(others);
         let turn = select! {
@@ -61,10 +60,10 @@ impl Tree {
             done = &mut others => return Ok(starts.into_iter().zip(done??).collect()),
             turn = self.turn(tenant, false, awaited()) => turn,
         };
-        let done = if let Some(own) = waiting.take() {
+        let done = if let Some(own) = queued.take() {
             let is_awaited = awaited().now_or_never().is_some();
-            let beside = if is_awaited { Vec::new() } else { waiting.take_others(&own) };
-            self.put_together(own, beside).await
+            let beside = if is_awaited { Vec::new() } else { queued.take_others(&own) };
+            self.put_shared(own, beside).await
         } else {
             drop(turn);
             others.await?
@@ -72,14 +71,14 @@ impl Tree {
         Ok(starts.into_iter().zip(done?).collect())
     }
 
-    /// Writes parts to one segment; where the first one's extents are.
-    async fn put_together(&self, own: Part, others: Vec<Part>) -> Result<Vec<Stored>> {
+    /// Writes `own` and others to one segment; where the extents of `own` are.
+    async fn put_shared(&self, own: Queued, others: Vec<Queued>) -> Result<Vec<Stored>> {
         let (mut extents, mut receivers) = (Vec::new(), Vec::new());
         let len = own.extents.len();
         extents.extend(own.extents.into_iter().map(|(start, data)| (own.ino, start, data)));
-        for part in others {
-            receivers.push((part.done, part.extents.len()));
-            extents.extend(part.extents.into_iter().map(|(start, data)| (part.ino, start, data)));
+        for other in others {
+            receivers.push((other.done, other.extents.len()));
+            extents.extend(other.extents.into_iter().map(|(start, data)| (other.ino, start, data)));
         }
         let mut stored = match self.segments.put_segment(extents).await {
             Ok(stored) => stored.into_iter(),
@@ -117,7 +116,7 @@ impl Tree {
 }
 
 /// Extents in groups, each for one segment.
-fn in_segments(extents: Vec<(u64, Vec<Bytes>)>) -> Vec<Vec<(u64, Vec<Bytes>)>> {
+fn in_segments(extents: Extents) -> Vec<Extents> {
     let (mut groups, mut bytes) = (Vec::new(), usize::MAX);
     for (start, pieces) in extents {
         let len = len_of_pieces(&pieces);
@@ -129,9 +128,4 @@ fn in_segments(extents: Vec<(u64, Vec<Bytes>)>) -> Vec<Vec<(u64, Vec<Bytes>)>> {
         groups.last_mut().expect("the first extent begins one").push((start, pieces));
     }
     groups
-}
-
-/// Bytes of an extent in pieces.
-fn len_of_pieces(pieces: &[Bytes]) -> usize {
-    pieces.iter().map(Bytes::len).sum()
 }

@@ -106,7 +106,7 @@ pub(crate) struct DiskCache {
     calls: Calls,
 }
 
-/// Who makes the calls that may wait for the disk.
+/// What makes the calls that may wait for the disk.
 #[derive(Debug, Clone, Copy)]
 enum Calls {
     /// Threads.

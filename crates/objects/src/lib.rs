@@ -83,7 +83,6 @@ mod object_names;
 pub mod open;
 mod open_dir;
 mod parents;
-mod parts;
 mod pending;
 mod pieces;
 pub mod probe;
@@ -102,6 +101,7 @@ mod rows;
 mod runtime;
 #[cfg(test)]
 mod scripted;
+mod segment_queue;
 mod segments;
 #[cfg(test)]
 mod simulation;

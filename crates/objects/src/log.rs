@@ -90,7 +90,7 @@ pub(crate) struct CommitLog {
     /// Something comes into the open object, which was empty.
     opened: Notify,
     journal: OnceLock<(Arc<Journal>, Targets)>,
-    /// Where what was sent is kept for those who read it.
+    /// The blocks in memory, which get small objects that were sent.
     blocks: OnceLock<Arc<Blocks>>,
     /// A caller waits for the journal.
     journal_wanted: Notify,

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 
 use store::{Error, ErrorKind, Result};
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::JoinError;
 use tokio_util::task::AbortOnDropHandle;
 
 /// Threads that run tasks and requests of all volumes of the process.
@@ -84,14 +85,19 @@ impl BulkThreads {
     /// Runs what takes a thread for long. It ends where it is if nobody waits for it any more.
     pub(crate) async fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
         let Some(threads) = &self.0 else { return work.await };
-        match AbortOnDropHandle::new(threads.spawn(work)).await {
-            Ok(done) => done,
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime ends, with the process.
-                Err(_) => std::future::pending().await,
-            },
-        }
+        joined(AbortOnDropHandle::new(threads.spawn(work))).await
+    }
+}
+
+/// What a task returns that nobody gives up; its panic is the caller's.
+pub(crate) async fn joined<T>(task: impl Future<Output = std::result::Result<T, JoinError>>) -> T {
+    match task.await {
+        Ok(done) => done,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime ends, with the process.
+            Err(_) => std::future::pending().await,
+        },
     }
 }
 

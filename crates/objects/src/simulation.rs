@@ -94,7 +94,7 @@ struct Simulation {
     random: Random,
     volume: Volume,
     hosts: Vec<Host>,
-    /// Decides who is on the host with the disk, if there is one.
+    /// Decides which processes run on the host with the disk, if there is one.
     local: Option<Random>,
     kills: Kills,
     follower: Option<Follower>,

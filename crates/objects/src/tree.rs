@@ -22,10 +22,10 @@ use crate::engine::{Batch, Engine};
 use crate::extent_cache::{ExtentCache, FileExtents, Known};
 use crate::listing::{ListingRoom, NameChange};
 use crate::node::{LockedNodes, Nodes, Pin, State};
-use crate::parts::Parts;
 use crate::pending::Pending;
 use crate::quotas::Quotas;
 use crate::rows::{self, EntryRow, InodeRow, Kind, Totals, entry_key, inode_key, orphan_key, to_bytes};
+use crate::segment_queue::SegmentQueue;
 use crate::segments::Segments;
 use crate::work::Work;
 
@@ -53,7 +53,7 @@ pub(crate) struct Tree {
     pub(crate) extent_cache: ExtentCache,
     pub(crate) nodes: Nodes,
     pub(crate) pending: Pending,
-    pub(crate) parts: Parts,
+    pub(crate) segment_queue: SegmentQueue,
     pub(crate) work: Work,
     pub(crate) runtime: tokio::runtime::Handle,
     /// Renames of directories, one at a time: none puts a directory below itself.
@@ -113,7 +113,7 @@ impl Tree {
             extent_cache: ExtentCache::default(),
             nodes: Nodes::default(),
             pending: Pending::default(),
-            parts: Parts::default(),
+            segment_queue: SegmentQueue::default(),
             work: Work::default(),
             runtime: tokio::runtime::Handle::current(),
             renames: AsyncMutex::new(()),

@@ -1,9 +1,8 @@
 //! Waits for the runtime's futures on a thread that is not the runtime's.
 
-use std::panic::resume_unwind;
-
 use tokio::runtime::Handle;
 
+use crate::runtime::joined;
 use crate::tree::Tree;
 
 /// Waits for a future on this thread, with the runtime's timers and tasks at hand.
@@ -18,8 +17,7 @@ pub(crate) fn wait_for_task<T: Send + 'static>(
     runtime: &Handle,
     task: impl Future<Output = T> + Send + 'static,
 ) -> T {
-    let ended = wait(runtime, runtime.spawn(task));
-    ended.unwrap_or_else(|error| resume_unwind(error.into_panic()))
+    wait(runtime, joined(runtime.spawn(task)))
 }
 
 /// Waits for a call that reads an inode: of a volume that others write it finds one state.

@@ -119,7 +119,7 @@ impl SlateEngine {
         self.records().await.map(Some)
     }
 
-    /// The same, after the merge that is under way.
+    /// As [`settled_records`](Self::settled_records), but waits for a merge that is under way.
     pub(crate) async fn records_after_merge(&self) -> Result<Records> {
         self.write_tables().await?;
         let _no_merge = self.turn.lock().await;

@@ -69,7 +69,7 @@ impl Repacked {
     }
 
     /// An object was repacked where its data was written to.
-    pub(super) fn was_repacked(&mut self, object: Object) {
+    pub(super) fn mark_repacked(&mut self, object: Object) {
         if self.left.len() >= REMEMBERED_MAX {
             self.left.clear();
         }
@@ -77,7 +77,7 @@ impl Repacked {
     }
 
     /// Nothing of an object can be moved, as long as so much of it is alive.
-    pub(super) fn is_unmovable(&mut self, object: Object, usage: Usage) {
+    pub(super) fn mark_unmovable(&mut self, object: Object, usage: Usage) {
         self.left.insert(object, Left::Unmovable(usage.live));
     }
 
@@ -87,7 +87,7 @@ impl Repacked {
     }
 
     /// A search read so many rows.
-    pub(super) fn has_searched(&mut self, rows: u64) {
+    pub(super) fn pause_after_search(&mut self, rows: u64) {
         self.pause = rows / ROWS_A_PASS;
     }
 
@@ -108,14 +108,14 @@ mod tests {
         let usage = |live| Usage { live, written: 100 };
         let all = || BTreeSet::from([object, other]);
         assert_eq!(repacked.ways(all()), Ways { by_place: all(), by_search: BTreeSet::new() });
-        repacked.was_repacked(object);
+        repacked.mark_repacked(object);
         assert!(repacked.is_movable(object, usage(9)), "by a search");
         let ways = Ways { by_place: BTreeSet::from([other]), by_search: BTreeSet::from([object]) };
         assert_eq!(repacked.ways(all()), ways);
-        repacked.is_unmovable(object, usage(9));
+        repacked.mark_unmovable(object, usage(9));
         assert!(!repacked.is_movable(object, usage(9)));
         assert!(repacked.is_movable(object, usage(8)), "less is alive");
-        repacked.has_searched(2 * ROWS_A_PASS);
+        repacked.pause_after_search(2 * ROWS_A_PASS);
         for _ in 0..2 {
             assert!(!repacked.is_movable(object, usage(8)) && repacked.is_movable(other, usage(9)));
             assert!(!repacked.waits(), "nothing is to be searched for");
@@ -124,8 +124,8 @@ mod tests {
         assert!(repacked.is_movable(object, usage(8)));
         repacked.forget(object);
         assert!(repacked.is_movable(object, usage(9)));
-        repacked.was_repacked(other);
-        repacked.has_searched(ROWS_A_PASS);
+        repacked.mark_repacked(other);
+        repacked.pause_after_search(ROWS_A_PASS);
         assert!(repacked.waits() && !repacked.is_movable(other, usage(9)));
         repacked.begin_pass();
         assert!(!repacked.waits() && repacked.is_movable(other, usage(9)));

@@ -41,7 +41,7 @@ impl Repacker {
         }
         self.tree.relocate(relocation).await?;
         for object in ways.by_place {
-            self.repacked.was_repacked(object);
+            self.repacked.mark_repacked(object);
         }
         self.repack_by_search(ways.by_search).await
     }
@@ -57,12 +57,12 @@ impl Repacker {
         }
         let found = self.tree.referrers(&objects).await?;
         let are_all = found.are_all;
-        self.repacked.has_searched(found.rows);
+        self.repacked.pause_after_search(found.rows);
         self.tree.relocate_found(found).await?;
         for (object, before) in before {
             let left = self.usage(object).await?;
             if are_all || left.live >= before.live {
-                self.repacked.is_unmovable(object, left);
+                self.repacked.mark_unmovable(object, left);
             }
         }
         Ok(())

@@ -8,7 +8,7 @@ use crate::tree::Tree;
 
 /// Reads names until those are there that follow `place`, or `max` were read; says whether they are
 /// there. The caller has the listing's turn.
-pub(crate) async fn fill(
+pub(super) async fn fill(
     listing: &Listing,
     tree: &Tree,
     dir: &Pin,
@@ -32,7 +32,7 @@ pub(crate) async fn fill(
 
 /// Whether the directory has few names, of which no more than `max` are read to find that out. Says
 /// so of one that has more than [`NAMES_MAX`] once so many were read.
-pub(crate) async fn is_few(listing: &Listing, tree: &Tree, dir: &Pin, max: usize) -> Result<bool> {
+pub(super) async fn is_few(listing: &Listing, tree: &Tree, dir: &Pin, max: usize) -> Result<bool> {
     if dir.names.count() == Count::Unknown {
         let _turn = listing.turn().await;
         if !fill(listing, tree, dir, HashPlace::START, max).await? && max >= NAMES_MAX {

@@ -3,8 +3,8 @@
 //!
 //! - A clone that was acknowledged opens for every host, and the first that holds it finds what the
 //!   snapshot showed. What later ones find is decided as for any volume.
-//! - The snapshot stays as long as the clone is there, whoever wants to delete it and whatever
-//!   crashed meanwhile; when no clone of it is there any more, it can be deleted.
+//! - The snapshot stays as long as the clone is there, also where a host tries to delete it and where
+//!   processes crash meanwhile; when no clone of it is there any more, it can be deleted.
 //! - A clone whose making was interrupted may be refused. If it opens, it is as any other.
 //! - Nothing of this shows in the volume that a clone was made of.
 

@@ -47,8 +47,8 @@ fn what_a_journal_accepted_is_found_after_a_kill() {
     run(seeds(200), With { journal: true, accepts: true, ..With::default() });
 }
 
-/// Holders also make clones of snapshots, of which other hosts hold each: it begins as its snapshot,
-/// which stays for it whoever wants to delete it, and what only a clone needed goes with it.
+/// Holders also make clones of snapshots, and other hosts hold each of these. A clone begins as its
+/// snapshot, which no host can delete before it, and what only a clone needed goes with it.
 #[test]
 fn a_clone_shows_its_snapshot_and_what_was_changed_in_it() {
     run(seeds(20), With { snapshots: true, clones: true, ..With::default() });

@@ -172,7 +172,8 @@ impl Volume {
         self.takers.lock().last().is_none_or(|last| last.found().is_some())
     }
 
-    /// The same way, with what the volume was cloned from. The making of a clone that was interrupted is ended.
+    /// A bucket that also finds the objects of the volumes that this one was cloned from. Where the
+    /// making of the clone was interrupted, this ends it.
     pub(super) async fn with_family(&self, bucket: Bucket) -> Result<Bucket> {
         if !self.is_formatted {
             return Ok(bucket);

@@ -1,5 +1,5 @@
-//! Parts of segments that wait for a turn: those of one tenant share the segment of the first whose turn
-//! comes.
+//! Extents that wait for their tenant's turn to upload a segment. The first whose turn comes takes others
+//! of the same tenant into its segment.
 //!
 //! Many files of a few MiB are so many rounds, each less than a segment. While the bucket takes others,
 //! they wait; together they are fewer requests, and a request is what a bucket charges for.
@@ -19,9 +19,9 @@ pub(crate) type Extents = Vec<(u64, Vec<Bytes>)>;
 /// Where each of them is, once it is durable.
 type Done = Result<Vec<Stored>>;
 
-/// A part of one file.
+/// Extents of one file that wait.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct Queued {
     id: u64,
     pub(crate) ino: u64,
     pub(crate) extents: Extents,
@@ -31,47 +31,47 @@ pub(crate) struct Part {
 
 /// See the [module](self).
 #[derive(Debug, Default)]
-pub(crate) struct Parts(Mutex<State>);
+pub(crate) struct SegmentQueue(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     next: u64,
     /// Those that wait, of each tenant, in the order in which they came.
-    waiting: HashMap<u64, VecDeque<Part>>,
+    waiting: HashMap<u64, VecDeque<Queued>>,
 }
 
-/// A part's place among those that wait, until this is dropped.
+/// An entry of the queue, which leaves it when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Waiting<'a> {
-    parts: &'a Parts,
+pub(crate) struct QueueEntry<'a> {
+    queue: &'a SegmentQueue,
     tenant: u64,
     id: u64,
 }
 
-impl Parts {
+impl SegmentQueue {
     /// Adds extents of an inode; what is received is what came of them in another's segment.
-    pub(crate) fn wait(
+    pub(crate) fn add(
         &self,
         tenant: u64,
         ino: u64,
         extents: Extents,
-    ) -> (Waiting<'_>, oneshot::Receiver<Done>) {
+    ) -> (QueueEntry<'_>, oneshot::Receiver<Done>) {
         let (done, received) = oneshot::channel();
-        let len = extents.iter().flat_map(|(_, pieces)| pieces).map(Bytes::len).sum();
+        let len = extents.iter().map(|(_, pieces)| len_of_pieces(pieces)).sum();
         let mut state = self.0.lock();
         state.next += 1;
         let id = state.next;
-        state.waiting.entry(tenant).or_default().push_back(Part { id, ino, extents, len, done });
-        (Waiting { parts: self, tenant, id }, received)
+        state.waiting.entry(tenant).or_default().push_back(Queued { id, ino, extents, len, done });
+        (QueueEntry { queue: self, tenant, id }, received)
     }
 }
 
-impl Waiting<'_> {
-    /// Takes the part out; `None`: another's segment takes it.
-    pub(crate) fn take(&self) -> Option<Part> {
-        let mut state = self.parts.0.lock();
+impl QueueEntry<'_> {
+    /// Takes its extents out of the queue; `None`: another's segment has taken them.
+    pub(crate) fn take(&self) -> Option<Queued> {
+        let mut state = self.queue.0.lock();
         let waiting = state.waiting.get_mut(&self.tenant)?;
-        let at = waiting.iter().position(|part| part.id == self.id)?;
+        let at = waiting.iter().position(|queued| queued.id == self.id)?;
         let own = waiting.remove(at);
         if waiting.is_empty() {
             state.waiting.remove(&self.tenant);
@@ -79,17 +79,17 @@ impl Waiting<'_> {
         own
     }
 
-    /// Takes out parts that wait beside a part that was taken, the oldest first, as long as all of them
-    /// are no more than a segment.
-    pub(crate) fn take_others(&self, own: &Part) -> Vec<Part> {
-        let mut state = self.parts.0.lock();
+    /// Takes out what waits beside `own`, which was taken, the oldest first, as long as all of it is no
+    /// more than a segment.
+    pub(crate) fn take_others(&self, own: &Queued) -> Vec<Queued> {
+        let mut state = self.queue.0.lock();
         let Some(waiting) = state.waiting.get_mut(&self.tenant) else { return Vec::new() };
         let (mut len, mut others) = (own.len, Vec::new());
-        while waiting.front().is_some_and(|part| len + part.len <= EXTENT_BYTES_MAX)
-            && let Some(part) = waiting.pop_front()
+        while waiting.front().is_some_and(|queued| len + queued.len <= EXTENT_BYTES_MAX)
+            && let Some(queued) = waiting.pop_front()
         {
-            len += part.len;
-            others.push(part);
+            len += queued.len;
+            others.push(queued);
         }
         if waiting.is_empty() {
             state.waiting.remove(&self.tenant);
@@ -98,10 +98,15 @@ impl Waiting<'_> {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for QueueEntry<'_> {
     fn drop(&mut self) {
         let _given_up = self.take();
     }
+}
+
+/// Bytes of an extent in pieces.
+pub(crate) fn len_of_pieces(pieces: &[Bytes]) -> usize {
+    pieces.iter().map(Bytes::len).sum()
 }
 
 #[cfg(test)]
@@ -110,20 +115,20 @@ mod tests {
 
     #[test]
     fn those_of_a_tenant_share_a_segment_and_nobody_else_does() {
-        let parts = Parts::default();
+        let queue = SegmentQueue::default();
         let extents = |len: usize| vec![(0, vec![Bytes::from(vec![0; len])])];
         let third = EXTENT_BYTES_MAX / 3;
-        let waiting: Vec<_> = (0..4).map(|ino| parts.wait(1, ino, extents(third))).collect();
-        let (other, _received) = parts.wait(2, 9, extents(third));
-        let (given_up, _) = parts.wait(1, 4, extents(1));
+        let waiting: Vec<_> = (0..4).map(|ino| queue.add(1, ino, extents(third))).collect();
+        let (other, _received) = queue.add(2, 9, extents(third));
+        let (given_up, _) = queue.add(1, 4, extents(1));
         drop(given_up);
         let own = waiting[1].0.take().unwrap();
         let others = waiting[1].0.take_others(&own);
-        assert_eq!((own.ino, others.iter().map(|part| part.ino).collect::<Vec<_>>()), (1, vec![0, 2]));
+        assert_eq!((own.ino, others.iter().map(|queued| queued.ino).collect::<Vec<_>>()), (1, vec![0, 2]));
         assert!(waiting[0].0.take().is_none(), "it is another's already");
         assert_eq!(waiting[3].0.take().unwrap().ino, 3);
         assert_eq!(other.take_others(&own).len(), 1);
         drop((waiting, other));
-        assert!(parts.0.lock().waiting.is_empty());
+        assert!(queue.0.lock().waiting.is_empty());
     }
 }
