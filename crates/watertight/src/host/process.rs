@@ -38,8 +38,19 @@ pub fn figures(serving_threads: u64) -> Process {
         open_fds: open_fds(),
         max_fds: getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX),
         resident_bytes: resident_bytes(),
-        tasks: objects::tasks(),
+        tasks: tasks(),
     }
+}
+
+#[cfg(feature = "objects")]
+fn tasks() -> u64 {
+    objects::tasks()
+}
+
+/// The program is built without object storage: it has no such volumes.
+#[cfg(not(feature = "objects"))]
+const fn tasks() -> u64 {
+    0
 }
 
 /// Takes as many descriptors as this process may have.
