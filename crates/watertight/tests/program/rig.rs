@@ -190,6 +190,14 @@ impl Rig {
         self.runtime.join(format!("{}.sock", self.volume()["id"].as_str().unwrap()))
     }
 
+    /// Waits until nothing runs, where nobody's call ends with the mount process: its mount is gone
+    /// before its process is.
+    #[track_caller]
+    pub(crate) fn will_be_quiet(&self) {
+        eventually("nothing runs", || self.status()["volumes"].as_array().unwrap().is_empty());
+        self.is_quiet();
+    }
+
     /// Nothing runs, and nothing ended badly. (Dead mounts may be other people's.)
     #[track_caller]
     pub(crate) fn is_quiet(&self) {

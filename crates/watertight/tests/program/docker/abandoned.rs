@@ -35,7 +35,7 @@ fn a_volume_whose_containers_ended_without_a_plugin_is_unmounted_by_the_next() {
     eventually("it is unmounted", || !is_mounted(&path));
     eventually("nothing is counted", || plugin.status("data")["uses"] == 0);
     assert_eq!(plugin.rig.stored("a").unwrap(), b"a");
-    plugin.rig.is_quiet();
+    plugin.rig.will_be_quiet();
 }
 
 #[test]
