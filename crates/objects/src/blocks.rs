@@ -37,7 +37,7 @@ pub(crate) const BLOCK_LEN: usize = BUFFER_LEN;
 /// Memory for blocks, of a volume.
 const BYTES_MAX: u64 = 96 << 20;
 /// Memory for blocks that are read ahead and that nobody has asked for, of a volume.
-pub(crate) const AHEAD_BYTES_MAX: u64 = 48 << 20;
+pub(crate) const AHEAD_BYTES_MAX: u64 = 64 << 20;
 /// Blocks that are read ahead and not asked for go after this time.
 const UNREAD_AGE: Duration = Duration::from_secs(10);
 /// Blocks that nobody asks for again go after this time.
@@ -399,6 +399,11 @@ impl Reserved {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         Self { blocks: Arc::clone(&self.blocks), bytes }
+    }
+
+    /// Adds all of `more`, of the same volume.
+    pub(crate) fn add(&mut self, more: &mut Self) {
+        self.bytes += std::mem::take(&mut more.bytes);
     }
 }
 

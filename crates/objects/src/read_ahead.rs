@@ -9,7 +9,7 @@
 //! The window doubles each time half of it is used up. A stream that begins with its file has a window
 //! of [`FROM_START`] times what it has read, until that is the largest: so many times more than is read
 //! comes for nothing at most. The kernel makes its first requests as large as the program's reads: who
-//! reads a little gets a little ahead, and who reads 1 MiB has the largest window after four reads. Where
+//! reads a little gets a little ahead, and who reads 1 MiB has the largest window after six reads. Where
 //! answers take 50 ms, to double it so far would take as long as to read 100 MiB.
 //!
 //! What is read ahead is bounded for the volume ([`crate::blocks`]): a window that gets no bytes is
@@ -33,7 +33,7 @@ use crate::tree::Tree;
 
 /// The smallest window, and the largest.
 const WINDOW_MIN: u64 = 256 << 10;
-const WINDOW_MAX: u64 = 32 << 20;
+const WINDOW_MAX: u64 = 48 << 20;
 /// How many times what it has read the window of a stream is that begins with its file.
 const FROM_START: u64 = 8;
 /// How long a stream begins. What reaches the largest window by then uses it up before it is gone.
@@ -57,7 +57,7 @@ const EXTENTS: usize = 256;
 const RUN: u32 = 16;
 const RUN_MAX: u32 = RUN + 2;
 /// Larger windows end where segments of a file begin that was written in sequence: such a segment comes
-/// whole, with one GET.
+/// whole, with one GET. Where segments begin elsewhere, the last one's rest comes with it.
 const SEGMENT: u64 = EXTENT_BYTES_MAX as u64;
 
 /// Where one reader is.
@@ -205,9 +205,25 @@ impl Tree {
         .await
     }
 
-    async fn read_ahead(self: &Arc<Self>, ino: u64, range: Range<u64>, mut reserved: Reserved) -> Result<()> {
+    async fn read_ahead(
+        self: &Arc<Self>,
+        ino: u64,
+        mut range: Range<u64>,
+        mut reserved: Reserved,
+    ) -> Result<()> {
         let _under_way = self.work.begin();
-        let extents = self.extents(ino, (range.start, range.end), EXTENTS).await?;
+        let is_large = range.end - range.start >= SEGMENT;
+        let seen = if is_large { range.end.saturating_add(SEGMENT) } else { range.end };
+        let mut extents = self.extents(ino, (range.start, seen), EXTENTS).await?;
+        if is_large {
+            let end = end_of_object(&extents, range.end);
+            let mut more = self.segments.reader().reserve(end - range.end);
+            if more.bytes == end - range.end {
+                range.end = end;
+                reserved.add(&mut more);
+            }
+            extents.retain(|extent| extent.start < range.end);
+        }
         let runs = self.runs_of(&extents, range)?;
         let mut fetches = JoinSet::new();
         for (object, run) in runs {
@@ -248,6 +264,16 @@ impl Tree {
         }
         Ok(runs)
     }
+}
+
+/// How far the object goes on in the file that is at `end` of it, if it is one that is begun before.
+fn end_of_object(extents: &[Extent], end: u64) -> u64 {
+    let object = |extent: &Extent| extent.row.data.as_ref().map(|(stored, _)| stored.object);
+    let reaches = |extent: &Extent| extent.start < end && extent.end() >= end;
+    let Some(at) = extents.iter().position(reaches) else { return end };
+    let of = object(&extents[at]);
+    let is_rest = |extent: &&Extent| of.is_some() && object(extent) == of;
+    extents[at..].iter().take_while(is_rest).last().map_or(end, Extent::end)
 }
 
 /// Where the first GET of these blocks ends.

@@ -35,13 +35,13 @@ async fn a_window_grows_while_a_file_is_read_in_sequence() {
 async fn a_window_is_in_proportion_to_what_was_read() {
     for len in [4096, 64 << 10, MIB] {
         let (streams, mut end) = (Streams::default(), 0);
-        for at in 0..4 {
+        for at in 0..6 {
             let range = ahead(&streams, at * len, len);
             end = range.map_or(end, |range| range.end);
             let most = (FROM_START * (at + 1) * len).max(WINDOW_MIN);
             assert!(end - (at + 1) * len <= most, "{end} after {at} of {len}");
         }
-        assert!(len < MIB || end >= WINDOW_MAX, "the largest after four large reads");
+        assert!(len < MIB || end >= WINDOW_MAX, "the largest after six large reads");
     }
     // Who reads slowly, or does not begin with the file, has a window that doubles.
     for (first, pause) in [(0, BEGINNING), (100 * MIB, Duration::ZERO)] {
@@ -118,8 +118,9 @@ fn byte(at: u64) -> u8 {
     u8::try_from(at / 4096 % 251).unwrap()
 }
 
-/// A volume with a file of 64 MiB, mounted anew from a bucket with 50 ms to each answer.
-async fn mounted() -> (Arc<Mounted>, Bucket, Pin) {
+/// A volume with a file of 64 MiB, whose first segment has `first` bytes, mounted anew from a bucket with
+/// 50 ms to each answer.
+async fn mounted_with(first: u64) -> (Arc<Mounted>, Bucket, Pin) {
     let objects = Arc::new(InMemory::new());
     let name = Name::new("file".as_ref()).unwrap();
     let mounted = open(&Bucket::new(Arc::clone(&objects) as _, "v".into()), 1).await;
@@ -131,6 +132,9 @@ async fn mounted() -> (Arc<Mounted>, Bucket, Pin) {
     for at in (0..FILE).step_by(1 << 20) {
         let data: Vec<u8> = (at..at + MIB).map(byte).collect();
         tree.write_at(&pin, &[IoSlice::new(&data)], at).await.unwrap();
+        if at + MIB == first {
+            tree.settled(&pin).await.unwrap();
+        }
     }
     mounted.close().await;
     let config = ThrottleConfig { wait_get_per_call: LATENCY, ..ThrottleConfig::default() };
@@ -141,9 +145,25 @@ async fn mounted() -> (Arc<Mounted>, Bucket, Pin) {
     (mounted, bucket, pin)
 }
 
+async fn mounted() -> (Arc<Mounted>, Bucket, Pin) {
+    mounted_with(SEGMENT).await
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_file_read_in_sequence_comes_once_and_waits_for_few_answers() {
-    let (mounted, bucket, pin) = mounted().await;
+    comes_once_and_waits_for_few_answers(SEGMENT).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn segments_that_begin_anywhere_in_their_file_come_whole() {
+    for first in [MIB, 3 * MIB, 5 * MIB] {
+        comes_once_and_waits_for_few_answers(first).await;
+    }
+}
+
+/// A file whose first segment has `first` bytes.
+async fn comes_once_and_waits_for_few_answers(first: u64) {
+    let (mounted, bucket, pin) = mounted_with(first).await;
     let (tree, streams, mut data) = (mounted.tree(), Streams::default(), vec![0; 1 << 20]);
     // Finds the file's extents.
     tree.read_stream(&pin, &streams, &mut data, 0).await.unwrap();
