@@ -12,7 +12,9 @@ use volume::NodeId;
 use zerocopy::IntoBytes as _;
 
 use crate::device::Dev;
-use crate::protocol::abi::{NotifyCode, NotifyDeleteOut, NotifyInvalEntryOut, NotifyInvalInodeOut};
+use crate::protocol::abi::{
+    NotifyCode, NotifyDeleteOut, NotifyInvalEntryOut, NotifyInvalInodeOut, NotifyPruneOut,
+};
 
 /// How many notifications may wait.
 pub(crate) const QUEUE_MAX: usize = 16_384;
@@ -58,6 +60,11 @@ pub(crate) enum Invalidation {
         child: NodeId,
         name: OsString,
     },
+    /// Names of these that nobody uses are forgotten, and with them what they are the last names of.
+    /// Nothing that is valid becomes invalid.
+    Unused {
+        ids: Vec<u64>,
+    },
 }
 
 impl Invalidation {
@@ -76,6 +83,11 @@ impl Invalidation {
 /// Sends a notification. The kernel may wait for the holder of a lock that it needs.
 pub(crate) fn send(dev: &Dev, invalidation: &Invalidation) {
     let sent = match invalidation {
+        Invalidation::Unused { ids } => {
+            let count = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+            let out = NotifyPruneOut { count, padding: 0, spare: 0 };
+            dev.notify(NotifyCode::Prune, [out.as_bytes(), ids.as_bytes()])
+        }
         Invalidation::Entry { parent, name } | Invalidation::Expired { parent, name } => {
             let namelen = u32::try_from(name.len()).unwrap_or(u32::MAX);
             let flags = if matches!(invalidation, Invalidation::Expired { .. }) { EXPIRE_ONLY } else { 0 };

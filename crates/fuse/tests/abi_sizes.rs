@@ -12,6 +12,8 @@ use watertight_fuse::abi::SIZES;
 fn c_name(name: &str) -> Option<String> {
     Some(match name {
         "SetXattrInCompat" | "CreateOut" | "CopyFileRangeOut" => return None,
+        // Of Linux 6.18: the header may be older.
+        "NotifyPruneOut" => return None,
         "StatFsOut" => "statfs_out".to_owned(),
         "SetXattrIn" | "GetXattrIn" | "GetXattrOut" | "GetAttrIn" | "SetAttrIn" => {
             name.to_lowercase().replace("in", "_in").replace("out", "_out")

@@ -6,6 +6,7 @@ mod common;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
 
 use common::{Mounted, Setup};
 use volume::NodeId;
@@ -82,4 +83,46 @@ fn after_the_end_nothing_is_taken() {
     let refused = notifier.inode(store::ObjectId::ROOT, 0, 0).unwrap_err();
     assert_eq!(refused, watertight_fuse::NotifyError::Ended);
     notifier.wait();
+}
+
+/// Whether this kernel forgets what it is asked to forget.
+fn can_prune() -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(6), Some(18))
+}
+
+#[test]
+fn the_kernel_forgets_what_nobody_uses_where_too_much_is_known() {
+    const FILES: usize = 10_000;
+    const MAX: usize = 1000;
+    if !can_prune() {
+        return common::skipped("only Linux 6.18 and newer forget a file when they are asked to");
+    }
+    let volume = volume::Options { nodes_max: MAX, ..volume::Options::default() };
+    let Some(mounted) = (Setup { volume, ..Setup::default() }).mount() else { return };
+    let known = || mounted.volume.status().nodes;
+    let name = |file: usize| mounted.path().join(format!("dir-{}", file % 10)).join(format!("file-{file}"));
+    (0..10).for_each(|dir| fs::create_dir(mounted.path().join(format!("dir-{dir}"))).unwrap());
+    let open = File::create(name(0)).unwrap();
+    for file in 1..FILES {
+        fs::write(name(file), file.to_string()).unwrap();
+    }
+    mounted.volume.sync_all().unwrap();
+    // What was dirty when it was named stays until it is named again.
+    for _ in 0..2 {
+        for file in 1..FILES {
+            assert_eq!(common::text(&name(file)), file.to_string());
+        }
+    }
+    mounted.notifier.wait();
+    // The kernel gives them back a moment later.
+    common::eventually("the kernel forgets", || known() < 3 * MAX as u64);
+    assert_eq!(open.metadata().unwrap().ino(), fs::metadata(name(0)).unwrap().ino(), "a file that is used");
+    assert_eq!(
+        (0..10).map(|dir| fs::read_dir(name(dir).parent().unwrap()).unwrap().count()).sum::<usize>(),
+        FILES
+    );
+    drop(open);
+    mounted.unmount();
 }

@@ -56,9 +56,15 @@ pub struct Options {
     /// All that is written goes to the store before the writer is answered: what was accepted is as
     /// safe as the store keeps it.
     pub write_through: bool,
+    /// Files and directories that the front end may know at a time: see
+    /// [`Volume::name_surplus`](crate::Volume::name_surplus).
+    pub nodes_max: usize,
     /// The clock.
     pub clock: Arc<dyn Clock>,
 }
+
+/// Each takes some 2 KiB here, and 1 KiB in the kernel.
+const NODES_MAX: usize = 512 << 10;
 
 impl Default for Options {
     fn default() -> Self {
@@ -76,6 +82,7 @@ impl Default for Options {
             tenants: Arc::default(),
             recovery: None,
             write_through: false,
+            nodes_max: NODES_MAX,
             clock: Arc::new(RealClock::default()),
         }
     }

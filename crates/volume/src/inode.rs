@@ -169,6 +169,12 @@ impl Inode {
         state.lookups == 0 && state.opens == 0 && !state.listed
     }
 
+    /// The front end has looked it up, and does nothing with it; nothing is to be written.
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = self.state.lock();
+        state.lookups > 0 && state.opens == 0 && !state.listed
+    }
+
     /// The data, opened on the store if it is not yet; writing needs `ReadWrite`.
     pub(crate) fn file(&self, access: Access) -> Result<Arc<dyn File>> {
         if let Some(open) = self.file.lock().as_ref()

@@ -76,6 +76,19 @@ impl Volume {
         self.core.store.path_of(id)
     }
 
+    /// Whether more files and directories are known than [`Options::nodes_max`](crate::Options::nodes_max).
+    #[must_use]
+    pub fn has_surplus(&self) -> bool {
+        self.core.table.has_surplus(self.core.options.nodes_max)
+    }
+
+    /// Some of those that have been known for longest and that nobody uses, if there is a surplus: the
+    /// front end does well to forget them. Each call names others.
+    #[must_use]
+    pub fn name_surplus(&self) -> Vec<NodeId> {
+        self.core.table.name_surplus(self.core.options.nodes_max)
+    }
+
     /// Gives `n` look-ups on `id` back.
     pub fn forget(&self, id: NodeId, n: u64) {
         if let Some(inode) = self.given_back(id, n) {

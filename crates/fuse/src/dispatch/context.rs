@@ -14,7 +14,7 @@ use super::once::Once;
 use super::target::Target;
 use crate::connection::Connection;
 use crate::notify::Invalidation;
-use crate::protocol::abi::{AttrOut, EntryOut, InHeader};
+use crate::protocol::abi::{AttrOut, EntryOut, InHeader, MINOR_WITH_PRUNE};
 use crate::protocol::encode::{self, Validity};
 use crate::reply::{Reply, Sent};
 use crate::tree::wire::{self, NodeTag};
@@ -179,6 +179,23 @@ impl RequestContext<'_> {
         }
     }
 
+    /// More files are known than there may be: the kernel is to forget some that nobody uses. An older
+    /// kernel forgets them when it needs memory.
+    fn forget_surplus(&self) {
+        let served = self.served();
+        let can_prune = self.shared.negotiated.minor >= MINOR_WITH_PRUNE;
+        if !served.volume.has_surplus() || !can_prune {
+            return;
+        }
+        // Directories of an attached volume have numbers by their mounts; there are few of them.
+        let surplus = served.volume.name_surplus().into_iter();
+        let ids: Vec<u64> = surplus.filter_map(|id| wire::join(served.tag, id)).collect();
+        if !ids.is_empty() {
+            // Where too much waits, others are named later.
+            let _full = served.invalidations.invalidate(&self.shared.master, [Invalidation::Unused { ids }]);
+        }
+    }
+
     /// A name was made, removed or moved in a directory: the kernel's copy of it for other places,
     /// from before there were several, is not valid any more. Another thread sends the
     /// notification: the kernel takes locks for it that callers of requests have.
@@ -199,6 +216,7 @@ impl RequestContext<'_> {
 impl RequestContext<'_> {
     /// An entry of the request's volume.
     pub(super) fn entry_out(&self, entry: &store::Entry) -> Result<EntryOut, Errno> {
+        self.forget_surplus();
         let is_dir = entry.attr.kind == store::FileType::Directory;
         let Some(mount_node) = self.target.mount_node else {
             return Ok(encode::entry_out(entry, self.valid(is_dir)));

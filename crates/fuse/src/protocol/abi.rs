@@ -167,7 +167,11 @@ pub enum NotifyCode {
     InvalEntry = 3,
     Delete = 6,
     Resend = 7,
+    Prune = 9,
 }
+
+/// From this minor version on the kernel takes [`NotifyCode::Prune`] (Linux 6.18).
+pub const MINOR_WITH_PRUNE: u32 = 45;
 
 /// Length of `record` bytes in a directory listing, which aligns its records to 8.
 #[must_use]

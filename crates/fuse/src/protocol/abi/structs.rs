@@ -119,4 +119,6 @@ wire! {
     NotifyInvalEntryOut [16] { parent: u64, namelen: u32, flags: u32 }
     /// Followed by the name and a NUL.
     NotifyDeleteOut [24] { parent: u64, child: u64, namelen: u32, padding: u32 }
+    /// Followed by the nodes' numbers.
+    NotifyPruneOut [16] { count: u32, padding: u32, spare: u64 }
 }
