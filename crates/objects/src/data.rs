@@ -18,7 +18,6 @@ use crate::engine::Batch;
 use crate::extent_cache::Known;
 use crate::extents::ExtentChange;
 use crate::node::{Locked, Pin};
-use crate::pending::given_up;
 use crate::pieces::Taken;
 use crate::rows::{Extent, ExtentRow};
 use crate::segments::{EXTENT_BYTES_MAX, Part};
@@ -182,15 +181,10 @@ impl Tree {
 
     /// Waits until `rounds` rounds of a file have ended.
     pub(crate) async fn wait_for(&self, pin: &Pin, rounds: u64) -> Result<()> {
-        let mut ended = pin.ended.subscribe();
-        loop {
-            if *ended.borrow_and_update() >= rounds {
-                return Ok(());
-            }
-            tokio::select! {
-                changed = ended.changed() => changed.map_err(|_| given_up())?,
-                error = self.pending.failed() => return Err(error),
-            }
+        tokio::select! {
+            biased;
+            () = pin.ended.wait_for(rounds) => Ok(()),
+            error = self.pending.failed() => Err(error),
         }
     }
 
@@ -208,7 +202,7 @@ impl Tree {
         loop {
             let mut state = pin.lock().await?;
             let rounds = self.settle(pin, &mut state, true);
-            if *pin.ended.borrow() >= rounds {
+            if pin.ended.get() >= rounds {
                 return Ok(state);
             }
             drop(state);
@@ -265,7 +259,7 @@ impl Tree {
         if state.pieces.is_empty() && state.pieces.rounds() == round.round + 1 {
             self.pending.remove(pin.ino);
         }
-        pin.ended.send_replace(round.round + 1);
+        pin.ended.set(round.round + 1);
         Ok(())
     }
 

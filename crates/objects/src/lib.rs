@@ -40,6 +40,7 @@
 
 mod acl;
 mod api;
+mod awaitable;
 mod aws;
 mod blocks;
 pub mod bucket;

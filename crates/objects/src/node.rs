@@ -12,8 +12,9 @@ use std::sync::atomic::AtomicU64;
 use parking_lot::Mutex;
 use store::{Error, ErrorKind, Result};
 use sync::mutant::is_on;
-use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
+use crate::awaitable::Awaitable;
 use crate::listing::DirNames;
 use crate::pieces::Pieces;
 use crate::rows::{InodeRow, Kind, inode_to_bytes};
@@ -30,9 +31,9 @@ pub(crate) struct Node {
     /// Whose data it is that is written now ([`store::File::charge_to`]).
     pub(crate) tenant: AtomicU64,
     /// How many rounds of its data have ended.
-    pub(crate) ended: watch::Sender<u64>,
+    pub(crate) ended: Awaitable,
     /// How many of them somebody waits for.
-    awaited: watch::Sender<u64>,
+    awaited: Awaitable,
     /// Of a directory, what is known of its names.
     pub(crate) names: DirNames,
     /// The directory and the name by which it was found or made last: for a person to read.
@@ -47,18 +48,12 @@ impl Node {
 
     /// Somebody waits for its first `rounds` rounds.
     pub(crate) fn wait_begins(&self, rounds: u64) {
-        self.awaited.send_if_modified(|awaited| {
-            let is_more = rounds > *awaited;
-            *awaited = rounds.max(*awaited);
-            is_more
-        });
+        self.awaited.raise(rounds);
     }
 
     /// Returns when somebody waits for the round.
     pub(crate) async fn wait_until_awaited(&self, round: u64) {
-        let mut awaited = self.awaited.subscribe();
-        // The sender is in `self`.
-        let _somebody_waits = awaited.wait_for(|awaited| *awaited > round).await;
+        self.awaited.wait_for(round + 1).await;
     }
 
     /// A name that it had.
@@ -169,8 +164,8 @@ impl Nodes {
                     state,
                     accepted: Arc::default(),
                     tenant: AtomicU64::default(),
-                    ended: watch::Sender::new(0),
-                    awaited: watch::Sender::new(0),
+                    ended: Awaitable::default(),
+                    awaited: Awaitable::default(),
                     names: DirNames::default(),
                     name: Mutex::default(),
                 }),

@@ -43,7 +43,7 @@ impl Tree {
             let mut state = pin.lock().await?;
             may_have_data(&state, "set size")?;
             let mut rounds = state.pieces.rounds();
-            if *pin.ended.borrow() >= rounds {
+            if pin.ended.get() >= rounds {
                 if !state.pieces.have_before(size) {
                     return Ok(state);
                 }
