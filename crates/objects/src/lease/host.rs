@@ -63,7 +63,9 @@ impl ThisHost {
         let process = Process {
             boot_id: boot_id.trim().to_owned(),
             pid,
-            start_time: start_time("self").ok_or_else(|| failed("/proc/self/stat", &"no start time"))?,
+            start_time: Stat::read("self")
+                .ok_or_else(|| failed("/proc/self/stat", &"no start time"))?
+                .start_time,
             pid_namespace: inode("pid").map_err(|error| failed("/proc/self/ns/pid", &error))?,
             // Older kernels have none.
             time_namespace: inode("time").ok(),
@@ -94,9 +96,14 @@ impl Host for ThisHost {
         if test_kill_process(pid) == Err(Errno::SRCH) {
             return true;
         }
+        if !self.is_own_proc {
+            return false;
+        }
+        let Some(stat) = stat_of(process.pid) else { return false };
         // A number that was used again: the process that has it now started at another time.
-        let is_comparable = self.is_own_proc && process.time_namespace == own.time_namespace;
-        is_comparable && start_time_of(process.pid).is_some_and(|start_time| start_time != process.start_time)
+        let is_another =
+            process.time_namespace == own.time_namespace && stat.start_time != process.start_time;
+        is_another || stat.has_ended
     }
 
     fn boottime(&self) -> Duration {
@@ -108,24 +115,39 @@ impl Host for ThisHost {
     }
 }
 
-/// The start of a process which may be anybody's by now. `None`, too, where the kernel does not say
+/// What the kernel says of a process which may be anybody's by now. `None`, too, where it does not say
 /// it in time: it holds it back while a process is in execve(2), where another server may hold the
 /// process up.
-fn start_time_of(pid: u32) -> Option<u64> {
+fn stat_of(pid: u32) -> Option<Stat> {
     let (send, start) = channel();
     let read = move || {
         // Failure: it was not waited for.
-        let _unheard = send.send(start_time(&pid.to_string()));
+        let _unheard = send.send(Stat::read(&pid.to_string()));
     };
     thread::Builder::new().name("wt-lease-holder".to_owned()).spawn(read).ok()?;
     start.recv_timeout(SAID_AFTER).ok()?
 }
 
-/// Field 22 of `/proc/PID/stat`; the name before it may have blanks and brackets.
-fn start_time(process: &str) -> Option<u64> {
-    let stat = fs::read(format!("/proc/{process}/stat")).ok()?;
-    let stat = String::from_utf8_lossy(&stat);
-    stat.rsplit_once(") ")?.1.split_whitespace().nth(19)?.parse().ok()
+/// Of `/proc/PID/stat`.
+struct Stat {
+    start_time: u64,
+    /// All of its threads have ended, and its parent has not asked for that yet, or never does: the first
+    /// process of a container may wait for no other. While another of its threads begins a new program
+    /// (execve(2)), its first one has ended, too.
+    has_ended: bool,
+}
+
+impl Stat {
+    /// Fields 3, 20 and 22; the name before them may have blanks and brackets.
+    fn read(process: &str) -> Option<Self> {
+        let stat = fs::read(format!("/proc/{process}/stat")).ok()?;
+        let stat = String::from_utf8_lossy(&stat);
+        let mut fields = stat.rsplit_once(") ")?.1.split_whitespace();
+        let is_first_gone = matches!(fields.next()?, "Z" | "X" | "x");
+        let threads: u64 = fields.nth(16)?.parse().ok()?;
+        let start_time = fields.nth(1)?.parse().ok()?;
+        Some(Self { start_time, has_ended: is_first_gone && threads <= 1 })
+    }
 }
 
 #[cfg(test)]
@@ -136,7 +158,7 @@ mod tests {
 
     fn process_of(pid: u32) -> Process {
         let own = ThisHost::new().unwrap().process();
-        Process { pid, start_time: start_time(&pid.to_string()).unwrap(), ..own }
+        Process { pid, start_time: Stat::read(&pid.to_string()).unwrap().start_time, ..own }
     }
 
     #[test]
@@ -147,8 +169,12 @@ mod tests {
         let process = process_of(child.id());
         assert!(!host.has_ended(&process), "the child runs");
         child.kill().unwrap();
+        while !host.has_ended(&process) {
+            // The kernel may take a moment to end it.
+            std::thread::yield_now();
+        }
         child.wait().unwrap();
-        assert!(host.has_ended(&process), "the child has ended");
+        assert!(host.has_ended(&process), "nobody has asked for the child's end, and then its parent has");
         let other_boot = Process { boot_id: "another".to_owned(), ..process.clone() };
         assert!(!host.has_ended(&other_boot), "a process of another boot");
         let other_namespace = Process { pid_namespace: process.pid_namespace + 1, ..process };
