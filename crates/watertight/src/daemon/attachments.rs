@@ -278,7 +278,8 @@ impl Attachments {
         read_only: bool,
     ) -> Result<Arc<Attached>, Problem> {
         let id = registry::new_id()?;
-        let mut record = Record::new(id, source, shown, self.root.device());
+        let record = Record::new(id, source, shown, self.root.device());
+        let mut record = record.with_journal(volume.1.objects.journal.as_deref());
         record.attached_to = Some(self.root.id.clone());
         let (registration, listener) = self.runtime_dir.register(record.clone())?;
         let attached = Arc::new(Attached::new(self, record, Some(registration), volume, read_only));

@@ -154,7 +154,7 @@ pub fn run(args: &MountArgs, in_background: bool, is_kept: bool) -> Result<ExitC
     let record = Record::new(info.id.clone(), info.source.clone(), &mountpoint, Device::of(&info.mount));
     let keeper = recovery
         .and_then(|_| KeeperId::of(rustix::process::getppid()?.as_raw_nonzero().get().unsigned_abs()));
-    let record = Record { keeper, ..record };
+    let record = Record { keeper, ..record }.with_journal(options.objects.journal.as_deref());
     let registered = runtime_dir.register(record);
     let (registration, listener) = registered.inspect_err(|_| drop(volume.shutdown()))?;
     let upgrader = Upgrader::new(&listener, mount, Upgrades::default())

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::api::{Ended, now_ms};
 use crate::control::volume_id::VolumeId;
+use crate::host::checks;
 use crate::host::keeper_id::KeeperId;
 use crate::host::mountinfo::Device;
 use crate::term::shown::Name;
@@ -40,6 +41,9 @@ pub struct Record {
     /// The process that starts another one if this one dies, and when that began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keeper: Option<KeeperId>,
+    /// The journal on this host that has what the store has not; none: an fsync waits for the store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub journal: Option<Name>,
     /// How it ended; none while it runs, and for ever if its process was killed.
     pub ended: Option<Ended>,
 }
@@ -76,7 +80,30 @@ impl Record {
             device,
             started_ms,
             keeper: None,
+            journal: None,
             ended: None,
+        }
+    }
+
+    /// With the journal `dir`, if there is one.
+    #[must_use]
+    pub fn with_journal(self, dir: Option<&Path>) -> Self {
+        Self { journal: dir.map(Name::of), ..self }
+    }
+
+    /// What is left of it where its process was killed, in words.
+    #[must_use]
+    pub fn left_by_death(&self) -> String {
+        if let Some(journal) = &self.journal {
+            return format!(
+                "what was fsynced and is not on {} yet is in the journal {journal} of this host: mount it here again \
+                 with -o journal={journal}; later writes may be lost",
+                self.source
+            );
+        }
+        match checks::identity_of(self.source.as_str()) {
+            Some(_) => format!("what was fsynced is on {}, later writes may be lost", self.source),
+            None => "it was in the memory of its process, and nothing is left of it".to_owned(),
         }
     }
 

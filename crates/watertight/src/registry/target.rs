@@ -71,8 +71,10 @@ impl RegisteredVolume {
             ));
         }
         Problem::failure(format!(
-            "{}: its process ({}) died before everything was written; what was fsynced is on {}, later writes may be lost",
-            record.mountpoint, record.pid, record.source
+            "{}: its process ({}) died before everything was written; {}",
+            record.mountpoint,
+            record.pid,
+            record.left_by_death()
         ))
     }
 

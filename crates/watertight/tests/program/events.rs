@@ -42,6 +42,7 @@ impl World {
             source: "mem:".into(),
             mountpoint: "/nowhere".into(),
             attached_to: None,
+            journal: None,
             device: Device::default(),
             started_ms: 1,
             keeper: None,

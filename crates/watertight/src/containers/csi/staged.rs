@@ -556,8 +556,8 @@ fn death(path: &Path) -> String {
     let volume = all.filter_map(|mount| target::resolve(mount.mountpoint.as_os_str()).volume);
     let died = volume.filter(|volume| !volume.is_running()).map(|volume| volume.died().to_string()).next();
     format!(
-        "the process that served the volume is gone{}; what was fsynced is on the store, and the volume is served again \
-         when its pods' containers are started anew",
+        "the process that served the volume is gone{}; the volume is served again when its pods' containers are started \
+         anew",
         died.map_or_else(String::new, |died| format!(" ({died})"))
     )
 }

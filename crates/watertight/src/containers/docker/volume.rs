@@ -327,7 +327,7 @@ impl Volume {
         }
         if was_dead {
             let why = format!(
-                "the mount process of volume {} died, and it is mounted again; what was fsynced is on its store, later writes may be lost",
+                "the mount process of volume {} died, and it is mounted again; what was fsynced is there, later writes may be lost",
                 self.name
             );
             self.fail(&why, false);

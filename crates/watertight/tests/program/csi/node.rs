@@ -100,7 +100,7 @@ fn a_serving_process_that_dies_is_told_of_and_staging_heals() {
     kill_process(driver.serving("a"), Signal::KILL).unwrap();
     eventually("its health says so", || {
         let said = |one: &volume_health::VolumeHealthEntry| {
-            one.message.contains("is gone (") && one.message.contains("what was fsynced is on the store")
+            one.message.contains("is gone (") && one.message.contains("what was fsynced is on ")
         };
         health().first().is_some_and(said)
     });
