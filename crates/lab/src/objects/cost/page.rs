@@ -21,7 +21,7 @@ use crate::report::{Document, Metric, Row, figure};
 
 /// The results of growth and of idle volumes, where they have a run of their own, and else.
 const GROWTH: [&str; 2] = ["objects-growth", "objects"];
-const IDLE: [&str; 2] = ["objects-idle", "objects"];
+const IDLE: [&str; 2] = ["objects-growth", "objects"];
 
 /// Until a run is published.
 const NONE_YET: &str = "No published run has these rows yet.\n";
