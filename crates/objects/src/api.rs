@@ -518,7 +518,7 @@ pub(crate) fn codec_of(format: &Format, key: Option<&UserKey>) -> Result<Codec> 
             ));
         }
         (Some(_), None) => {
-            let why = "the volume is encrypted: it needs -o encrypt-key-file=FILE";
+            let why = "the volume is encrypted: it needs -o encrypt-key-file=FILE; verbs other than `mount` take --encrypt-key-file FILE";
             return Err(Error::with(ErrorKind::AccessDenied, "open", why));
         }
         (Some(record), Some(user)) => Some(WrappedKey::from_json(record)?.unwrap(&uuid, user)?),

@@ -148,7 +148,11 @@ impl Follower {
         let mut renewed = Instant::now();
         loop {
             ticks.tick().await;
+            let begun = Instant::now();
             let mut done = self.step().await;
+            if done.is_ok() {
+                self.engine.was_newest_at(begun);
+            }
             if renewed.elapsed() >= self.renewal {
                 done = done.and(self.renew(mark).await);
                 renewed = Instant::now();

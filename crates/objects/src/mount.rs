@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use slatedb::wal::WalError;
-use store::{Error, ErrorKind, NumberedState, RequestStats, Result};
+use store::{Error, ErrorKind, Following, NumberedState, RequestStats, Result};
 use sync::mutant::is_on;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -139,6 +139,8 @@ pub(crate) struct Mounted {
     is_closed: Mutex<bool>,
     /// Follows the volume's writer, until the mark is kept.
     follower: Mutex<Option<Follower>>,
+    /// What such a reader shows.
+    followed: Option<Arc<FollowEngine>>,
     /// Keeps the mark of one that only reads, and removes it in the end.
     marking: Mutex<Option<JoinHandle<()>>>,
 }
@@ -213,6 +215,7 @@ impl Mounted {
             background: background.clone(),
             is_closed: Mutex::new(false),
             follower: Mutex::default(),
+            followed: None,
             marking: Mutex::default(),
         });
         let (tree, log) = (Arc::clone(&mounted.tree), Arc::clone(&mounted.log));
@@ -257,8 +260,9 @@ impl Mounted {
             // What others write, they hold to quotas.
             let quotas = Quotas::default();
             let tree = Tree::open(Arc::clone(&engine) as _, segments, 0, size_max, quotas).await?;
-            let follower = Follower::new(source, replay, (engine, Arc::clone(&tree)), garbage.every);
-            let mounted = Self::reading(tree, log, bucket);
+            let shown = (Arc::clone(&engine), Arc::clone(&tree));
+            let follower = Follower::new(source, replay, shown, garbage.every);
+            let mounted = Self::reading(tree, log, bucket, Some(engine));
             *mounted.follower.lock() = Some(follower);
             return Ok(mounted);
         }
@@ -270,14 +274,31 @@ impl Mounted {
         let engine = ReadEngine::open((store, &root), codec, replay).await?;
         let quotas = Quotas::load(&engine).await?;
         let tree = Tree::open(Arc::new(engine), segments, 0, size_max, quotas).await?;
-        Ok(Self::reading(tree, log, bucket))
+        Ok(Self::reading(tree, log, bucket, None))
     }
 
-    fn reading(tree: Arc<Tree>, log: Arc<CommitLog>, bucket: Bucket) -> Arc<Self> {
+    fn reading(
+        tree: Arc<Tree>,
+        log: Arc<CommitLog>,
+        bucket: Bucket,
+        followed: Option<Arc<FollowEngine>>,
+    ) -> Arc<Self> {
         let (background, is_closed) = (CancellationToken::new(), Mutex::new(false));
         let (engine, held, journal) = (None, None, None);
         let (follower, marking) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { tree, log, bucket, engine, held, journal, background, is_closed, follower, marking })
+        Arc::new(Self {
+            tree,
+            log,
+            bucket,
+            engine,
+            held,
+            journal,
+            background,
+            is_closed,
+            follower,
+            followed,
+            marking,
+        })
     }
 
     /// Keeps the mark of a reader, if it has one, and removes it with [`close`](Self::close). A reader
@@ -365,7 +386,9 @@ impl Mounted {
         let disk_cache = self.tree.segments.reader().disk_cache().map(DiskCache::stats);
         let journal = self.log.journal_stats();
         let unsaved_bytes = self.tree.pending.bytes() + self.log.unsaved_bytes();
-        RequestStats { unsaved_bytes, disk_cache, journal, ..self.bucket.stats().into() }
+        let following =
+            self.followed.as_ref().map(|engine| Following { every: engine.every(), age: engine.age() });
+        RequestStats { unsaved_bytes, disk_cache, journal, following, ..self.bucket.stats().into() }
     }
 
     /// Ends every call that waits, with an error.

@@ -224,6 +224,11 @@ impl Reader {
         Ok(())
     }
 
+    /// Whether the disk cache has all of these blocks.
+    pub(crate) fn is_warm(&self, object: Object, mut run: Range<u32>) -> bool {
+        self.disk.as_ref().is_some_and(|disk| run.all(|number| disk.has((object, number))))
+    }
+
     /// An object was written: it goes to the disk cache, if that has time for it.
     pub(crate) fn wrote(&self, object: Object, parts: &[Bytes]) {
         let Some(disk) = self.disk.as_ref().filter(|disk| disk.has_room()) else { return };

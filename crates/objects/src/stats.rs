@@ -103,6 +103,7 @@ impl From<Stats> for store::RequestStats {
                 why: failing.problem,
             }),
             disk_cache: None,
+            following: None,
             journal: None,
         }
     }

@@ -291,6 +291,10 @@ impl Store for BucketStore {
         self.read(id, self.tree.warm(id.0, offset, len))
     }
 
+    fn is_warm(&self, id: ObjectId, offset: u64, len: u64) -> Result<bool> {
+        self.read(id, self.tree.is_warm(id.0, offset, len))
+    }
+
     fn requests(&self) -> Option<RequestStats> {
         Some(self.mounted.requests())
     }

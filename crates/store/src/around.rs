@@ -94,6 +94,9 @@ impl<A: Around> Store for AroundStore<A> {
     fn warm(&self, id: ObjectId, offset: u64, len: u64) -> Result<()> {
         self.around.call("warm", || self.inner.warm(id, offset, len))
     }
+    fn is_warm(&self, id: ObjectId, offset: u64, len: u64) -> Result<bool> {
+        self.inner.is_warm(id, offset, len)
+    }
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
         self.around.call("lookup", || self.inner.lookup(parent, name))
     }

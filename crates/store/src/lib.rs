@@ -68,7 +68,7 @@ pub use handover::{Incoming, Kept};
 pub use hook::{At, HookStore, Hooks};
 pub use mem::MemStore;
 pub use name::Name;
-pub use requests::{DiskCacheStats, JournalStats, RequestKind, RequestStats, Unanswered};
+pub use requests::{DiskCacheStats, Following, JournalStats, RequestKind, RequestStats, Unanswered};
 pub use snapshots::{Snapshot, Snapshots};
 pub use spec::{open, open_with};
 pub use store_state::{NumberedState, OpenDirState, StoreState};

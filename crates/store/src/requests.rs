@@ -54,6 +54,17 @@ pub struct RequestStats {
     pub disk_cache: Option<DiskCacheStats>,
     /// The journal on this host that an fsync waits for, if there is one.
     pub journal: Option<JournalStats>,
+    /// Set where what others write is followed.
+    pub following: Option<Following>,
+}
+
+/// How what others write is followed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Following {
+    /// How often it is looked for.
+    pub every: Duration,
+    /// How old what is shown may be.
+    pub age: Duration,
 }
 
 /// A cache of the service's data on this host's disk. Its unit is a block: a part of an object.

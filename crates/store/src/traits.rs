@@ -192,8 +192,16 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// `Unsupported`, in plain words: there is none.
     fn warm(&self, id: ObjectId, offset: u64, len: u64) -> Result<()> {
         let _ = (id, offset, len);
-        let why = "only a volume on object storage that is mounted with -o disk_cache=DIR has a disk cache";
-        Err(Error::with(ErrorKind::Unsupported, "warm", why))
+        Err(no_disk_cache())
+    }
+
+    /// Whether the store's cache on this host's disk has all of a part of a file.
+    ///
+    /// # Errors
+    /// As [`warm`](Self::warm).
+    fn is_warm(&self, id: ObjectId, offset: u64, len: u64) -> Result<bool> {
+        let _ = (id, offset, len);
+        Err(no_disk_cache())
     }
 
     /// Makes every completed call of this store durable, and waits for no other program's changes.
@@ -345,4 +353,9 @@ pub trait Dir: Send + Sync + fmt::Debug {
         let number = kept.copy(fd).map_err(|_| Error::new(ErrorKind::TooManyFiles, op))?;
         Ok(OpenDirState::Fd(number))
     }
+}
+
+fn no_disk_cache() -> Error {
+    let why = "only a volume on object storage that is mounted with -o disk_cache=DIR has a disk cache";
+    Error::with(ErrorKind::Unsupported, "warm", why)
 }

@@ -91,6 +91,14 @@ impl Volume {
         Ok(self.core.store.warm(node, offset, len)?)
     }
 
+    /// Whether the store's cache on this host's disk has all of a part of a file.
+    ///
+    /// # Errors
+    /// As [`warm`](Self::warm).
+    pub fn is_warm(&self, node: crate::NodeId, offset: u64, len: u64) -> crate::Result<bool> {
+        Ok(self.core.store.is_warm(node, offset, len)?)
+    }
+
     /// Where it is written down what the kernel knows, if another server can follow.
     #[must_use]
     pub fn recovery(&self) -> Option<&Arc<Recovery>> {

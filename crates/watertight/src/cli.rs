@@ -106,7 +106,7 @@ pub enum Verb {
         watertight gc s3://bucket/prefix\n\n\
         A mount removes by itself what was replaced and deleted, some ten minutes later, and what its holder left undone. This finds \
         also what hosts have left that crashed or were cut off in the midst of an upload. While the volume is mounted read-only \
-        elsewhere, nothing is removed.")]
+        elsewhere, nothing is removed. It holds the volume meanwhile, as a mount does, also with --dry-run, which removes nothing.")]
     Gc(GcArgs),
 
     /// Check whether a volume on object storage is whole, and mend it.

@@ -91,7 +91,9 @@ pub fn clone_volume(url: &str, name: &str, new: &str) -> Result<Cloned> {
     check_name(name)?;
     let (from, to): (Url, Url) = (url.parse()?, new.parse()?);
     let parent_of = |url: &Url| url.directory().and_then(|dir| dir.parent().map(Path::to_owned));
-    let why = if (from.scheme(), from.bucket()) != (to.scheme(), to.bucket())
+    let why = if from.to_string() == to.to_string() {
+        "it is the volume itself; give the clone a prefix of its own"
+    } else if (from.scheme(), from.bucket()) != (to.scheme(), to.bucket())
         || parent_of(&from) != parent_of(&to)
     {
         "a clone reads the data of its volume, and has to be in the same bucket; of `file://`, in the same directory"

@@ -200,6 +200,8 @@ pub(crate) struct FollowEngine {
     gone: Mutex<BTreeMap<u64, (Arc<View>, Instant)>>,
     on_change: Mutex<Option<OnChange>>,
     every: Duration,
+    /// When the newest view was all that there was.
+    newest_at: Mutex<Instant>,
 }
 
 impl fmt::Debug for FollowEngine {
@@ -212,12 +214,23 @@ impl FollowEngine {
     /// Begins with this view; the log is looked at `every` so often.
     pub(crate) fn new(view: View, every: Duration) -> Self {
         let current = Mutex::new(Arc::new(view));
-        Self { current, gone: Mutex::default(), on_change: Mutex::default(), every }
+        let newest_at = Mutex::new(Instant::now());
+        Self { current, gone: Mutex::default(), on_change: Mutex::default(), every, newest_at }
     }
 
     /// How old a state may be before the log is looked at.
     pub(crate) fn every(&self) -> Duration {
         self.every
+    }
+
+    /// The newest view was all that there was at this time.
+    pub(crate) fn was_newest_at(&self, at: Instant) {
+        *self.newest_at.lock() = at;
+    }
+
+    /// How old the newest view may be.
+    pub(crate) fn age(&self) -> Duration {
+        self.newest_at.lock().elapsed()
     }
 
     /// The newest view.

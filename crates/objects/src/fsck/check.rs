@@ -28,7 +28,7 @@ use crate::segments::Segments;
 
 /// What is right where the engine's objects are damaged.
 const NO_WAY: &str = "no repair can make up for it: put the object back as it was, from a copy or an older version of it \
-                      in the bucket, or go on with a clone of a snapshot (`watertight clone-volume`) that can be read";
+                      in the bucket, or, if it is a table, go on with a clone of a snapshot (`watertight clone-volume`) that can be read";
 
 /// A volume that is checked.
 #[derive(Debug, Clone)]

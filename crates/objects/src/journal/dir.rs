@@ -56,7 +56,16 @@ impl DirDisk {
     ) -> Result<(Arc<Self>, Identity)> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let at = |path: &Path, errno: Errno| failed_at(path, errno);
-        let parent = sys::open(path, flags, Mode::empty()).map_err(|errno| at(path, errno))?;
+        let parent = sys::open(path, flags, Mode::empty()).map_err(|errno| match errno {
+            Errno::NOENT => {
+                let why = format!(
+                    "{}: there is no such directory for the journal: make it first, on a disk of this host (mkdir -m 700)",
+                    path.display()
+                );
+                Error::with(ErrorKind::NotFound, "journal", why)
+            }
+            _ => at(path, errno),
+        })?;
         check_owner(&parent, path)?;
         warn_of_memory(&parent, path);
         let name = volume.to_string();

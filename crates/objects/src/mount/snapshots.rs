@@ -133,6 +133,6 @@ impl Mounted {
         let segments = Segments::new(bucket.bulk(), codec, Arc::clone(&log), 0, disk_cache);
         let quotas = Quotas::load(&engine).await?;
         let tree = Tree::open(Arc::new(engine), segments, 0, size_max, quotas).await?;
-        Ok(Self::reading(tree, log, bucket))
+        Ok(Self::reading(tree, log, bucket, None))
     }
 }

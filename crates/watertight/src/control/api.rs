@@ -32,7 +32,9 @@ pub use recovery::{RecoveryState, RecoveryStatus};
 pub use snapshots::{Snapshot, SnapshotsReply, SnapshotsRequest};
 pub use state::{State, UmountKind};
 pub use stats::{LimitWait, Operation, OperationLatency, Stats};
-pub use store_requests::{DiskCache, Journal, Latency, StoreRequestKind, StoreRequests, Unanswered};
+pub use store_requests::{
+    DiskCache, Following, Journal, Latency, StoreRequestKind, StoreRequests, Unanswered,
+};
 pub use under_way::{LimitAhead, REQUESTS_NAMED_MAX, RequestPart, RequestUnderWay, UnderWay};
 pub use upgrade::{UpgradeReply, UpgradeRequest, Upgrades};
 pub use warm::{WarmFailure, WarmPiece, WarmReply, WarmRequest};

@@ -133,8 +133,15 @@ pub fn limit(volume: &Volume, request: &LimitRequest) -> Result<Limits, String> 
 pub fn warm(volume: &Volume, request: &WarmRequest) -> Result<WarmReply, String> {
     let mut reply = WarmReply::default();
     for piece in &request.pieces {
-        match volume.warm(store::ObjectId(piece.file), piece.offset, piece.len) {
-            Ok(()) => reply.bytes = reply.bytes.saturating_add(piece.len),
+        let (file, offset, len) = (store::ObjectId(piece.file), piece.offset, piece.len);
+        let is_there = if request.check {
+            volume.is_warm(file, offset, len)
+        } else {
+            volume.warm(file, offset, len).map(|()| true)
+        };
+        match is_there {
+            Ok(false) => {}
+            Ok(true) => reply.bytes = reply.bytes.saturating_add(piece.len),
             Err(volume::Error::Store(error)) => match error.kind() {
                 store::ErrorKind::Unsupported => return Err(error.detail().unwrap_or("no").to_owned()),
                 // Removed meanwhile.

@@ -88,8 +88,9 @@ fn summary(checked: &Checked) -> String {
     if let Some(unneeded) = checked.unneeded.filter(|unneeded| unneeded.objects > 0) {
         let objects = units::count(unneeded.objects, "object", "objects");
         let bytes = units::bytes(unneeded.bytes);
+        let held = if checked.snapshots > 0 { ", as soon as no snapshot holds them" } else { "" };
         lines.push(format!(
-            "{url}: nobody needs {objects} with {bytes}, which is no damage: `gc` removes them"
+            "{url}: nobody needs {objects} with {bytes}, which is no damage: `gc` removes them{held}"
         ));
     }
     if let Some(holder) = &checked.holder {

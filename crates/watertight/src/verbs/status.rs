@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::cli::StatusArgs;
-use crate::control::api::{Missing, RecoveryState, RecoveryStatus, State, Status, Unanswered};
+use crate::control::api::{Following, Missing, RecoveryState, RecoveryStatus, State, Status, Unanswered};
 use crate::control::metrics::{self, Down, VolumeLabels};
 use crate::control::volume_id::VolumeId;
 use crate::host::holders::{self, Holders};
@@ -468,6 +468,11 @@ fn print_notes(shown: &VolumeReport) {
         if let Some(cache) = &requests.disk_cache {
             console().print(&console().paint(Colour::Dim, &format!("{at}: disk cache: {cache}")));
         }
+        if let Some(Following { every_ms, age_ms }) = requests.following {
+            let [every, age] = [every_ms, age_ms].map(|ms| units::duration(Duration::from_millis(ms)));
+            let note = format!("{at}: follows its holder each {every}; what it shows is {age} old at most");
+            console().print(&console().paint(Colour::Dim, &note));
+        }
         if let Some(journal) = &requests.journal {
             console().print(&format!("{at}: {journal}"));
             if let Some(why) = &journal.failed {
@@ -535,9 +540,7 @@ fn print_recovery(at: &Name, recovery: &RecoveryStatus) {
 fn print_ended(record: &Record) {
     let Record { id, pid, mountpoint, source, .. } = record;
     match &record.ended {
-        None => warn(&format!(
-            "{mountpoint} ({id}): its process ({pid}) died; what was fsynced is on {source}, later writes may be lost"
-        )),
+        None => warn(&format!("{mountpoint} ({id}): its process ({pid}) died; {}", record.left_by_death())),
         Some(ended) if ended.state == State::Released => {
             console().print(&format!(
                 "{mountpoint} ({id}): released; everything is on {source}{}",

@@ -51,6 +51,8 @@ struct Totals {
     bytes: u64,
     failed: u64,
     stopped: bool,
+    /// Of these bytes, what gave way to others before the end.
+    gone: u64,
     #[serde(skip)]
     errors: Vec<String>,
 }
@@ -70,13 +72,13 @@ struct Tree {
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 1: there is no disk cache, something could not be fetched, or a signal stopped it. Exit 2:
-/// the path lies in no volume.
+/// Exit 1: there is no disk cache, something could not be fetched or did not fit, or a signal stopped
+/// it. Exit 2: the path lies in no volume.
 pub fn run(args: &WarmArgs) -> Result<()> {
     let shown = args.path.shown();
     let (volume, _) = find(&args.path)?;
     let client = volume.client()?;
-    check_cache(&volume, client)?;
+    let bytes_max = check_cache(&volume, client)?;
     let tree = Tree::open(&args.path, &volume, client)?;
     let stop = Arc::clone(&tree.stop);
     // ORDERING: Relaxed, a flag of its own; what was done is counted under a lock.
@@ -93,7 +95,12 @@ pub fn run(args: &WarmArgs) -> Result<()> {
         true
     })?;
     let begun = Instant::now();
-    let done = warm(&tree, client, &all)?;
+    let mut done = warm(&tree, client, &all, false)?;
+    if !done.stopped {
+        let there = warm(&tree, client, &all, true)?;
+        done.gone = done.bytes.saturating_sub(there.bytes);
+        done.stopped = there.stopped;
+    }
     console().clear_status();
     if args.json {
         console().print_value(&done)?;
@@ -109,6 +116,13 @@ pub fn run(args: &WarmArgs) -> Result<()> {
         let failed = units::count(done.failed, "file", "files");
         return Err(Problem::failure(format!("{shown}: {failed} could not be fetched; {files} could")));
     }
+    if done.gone > 0 {
+        let (gone, most) = (units::bytes(done.gone), units::bytes(bytes_max));
+        return Err(Problem::failure(format!(
+            "{shown}: {files} with {bytes} do not fit: {gone} of them are not in the disk cache any more, which may \
+             take {most}; mount with a larger -o disk_cache_size, or warm a part of the tree"
+        )));
+    }
     if !args.json {
         let took = units::duration(begun.elapsed());
         console().print(&format!("{shown}: {files} with {bytes} are in the disk cache, in {took}"));
@@ -116,11 +130,12 @@ pub fn run(args: &WarmArgs) -> Result<()> {
     Ok(())
 }
 
-fn check_cache(volume: &RegisteredVolume, client: &Client) -> Result<()> {
+/// The most bytes that the volume's disk cache takes.
+fn check_cache(volume: &RegisteredVolume, client: &Client) -> Result<u64> {
     let at = &volume.record().mountpoint;
     let status = client.status().map_err(|error| Problem::failure(format!("{at}: {error}")))?;
     match status.store_requests.and_then(|requests| requests.disk_cache) {
-        Some(cache) if cache.on => Ok(()),
+        Some(cache) if cache.on => Ok(cache.bytes_max),
         Some(_) => Err(Problem::failure(format!(
             "{at}: its disk cache was switched off by an error of the disk; the log says which"
         ))),
@@ -250,7 +265,8 @@ impl Calls<'_> {
     }
 }
 
-fn warm(tree: &Tree, client: &Client, all: &Totals) -> Result<Totals> {
+/// Warms the tree; or, to `check`, finds out how much of it is there.
+fn warm(tree: &Tree, client: &Client, all: &Totals, check: bool) -> Result<Totals> {
     let done = Mutex::new(Totals::default());
     let (to, calls) = sync_channel::<WarmRequest>(CALLS);
     let calls = Mutex::new(Some(calls));
@@ -264,7 +280,7 @@ fn warm(tree: &Tree, client: &Client, all: &Totals) -> Result<Totals> {
                             calls.lock().take();
                             return Ok(());
                         };
-                        if let Err(error) = call(client, &request, &done) {
+                        if let Err(error) = call(client, &WarmRequest { check, ..request }, &done) {
                             // The walk ends: no worker takes its calls.
                             calls.lock().take();
                             return Err(failed(&tree.path, error));

@@ -73,7 +73,17 @@ fn every_figure_of_status_is_a_metric_and_has_help_and_type() {
         &known,
         &[
             &names[..],
-            &["started_ms", "drain_us", "pause_us", "for_ms", "latency_us", "within_ms", "oldest_ms"],
+            &[
+                "started_ms",
+                "drain_us",
+                "pause_us",
+                "for_ms",
+                "latency_us",
+                "within_ms",
+                "oldest_ms",
+                "every_ms",
+                "age_ms",
+            ],
         ]
         .concat(),
         &mut figures,
@@ -95,6 +105,8 @@ fn every_figure_of_status_is_a_metric_and_has_help_and_type() {
     assert_eq!(value(&page, "upgrade_pause_seconds"), 0.000_175);
     assert_eq!(value(&page, "store_request_oldest_seconds"), 0.164);
     assert_eq!(value(&page, "store_unanswered_seconds"), 0.165);
+    assert_eq!(value(&page, "store_following_seconds"), 0.188);
+    assert_eq!(value(&page, "store_following_age_seconds"), 0.189);
     assert_eq!(value(&page, "store_request_duration_seconds_sum"), 0.000_155);
     for (le, requests) in [("0.001", 156), ("0.002", 157), ("+Inf", 154)] {
         let sample = format!(

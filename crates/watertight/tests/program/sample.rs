@@ -1,9 +1,9 @@
 //! A volume's status in which every key is present and every number differs.
 
 use watertight::control::api::{
-    Cgroup, CgroupLimits, CloneStatus, DiskCache, FileError, Journal, Latency, Operation, OperationLatency,
-    Process, Propagation, RecoveryState, RecoveryStatus, Requests, Stalled, State, Status, StoreRequestKind,
-    StoreRequests, Unanswered, Upgrades,
+    Cgroup, CgroupLimits, CloneStatus, DiskCache, FileError, Following, Journal, Latency, Operation,
+    OperationLatency, Process, Propagation, RecoveryState, RecoveryStatus, Requests, Stalled, State, Status,
+    StoreRequestKind, StoreRequests, Unanswered, Upgrades,
 };
 use watertight::host::mountinfo::Device;
 
@@ -128,6 +128,7 @@ pub(crate) fn status() -> Status {
                 passed_by: 176,
                 failed: Some("it is broken".into()),
             }),
+            following: Some(Following { every_ms: 188, age_ms: 189 }),
         }),
         process: Process {
             threads: 125,

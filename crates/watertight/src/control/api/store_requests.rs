@@ -34,6 +34,18 @@ pub struct StoreRequests {
     /// The journal on this host that an fsync waits for, with `fsync_to=host`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub journal: Option<Journal>,
+    /// What others write is followed, with `follow`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub following: Option<Following>,
+}
+
+/// How what others write is followed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Following {
+    /// How often it is looked for, in milliseconds.
+    pub every_ms: u64,
+    /// How old what is shown may be, in milliseconds.
+    pub age_ms: u64,
 }
 
 /// The cache of the store's data on this host's disk. Its unit is a block: a part of an object.
@@ -167,6 +179,9 @@ impl From<&store::RequestStats> for StoreRequests {
                 passed_by: of.passed_by,
                 failed: of.failed.as_ref().map(|why| why.as_str().into()),
             }),
+            following: stats
+                .following
+                .map(|of| Following { every_ms: millis(of.every), age_ms: millis(of.age) }),
         }
     }
 }

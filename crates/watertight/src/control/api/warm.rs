@@ -10,6 +10,9 @@ use crate::term::shown::Words;
 pub struct WarmRequest {
     /// What to bring to the disk cache.
     pub pieces: Vec<WarmPiece>,
+    /// Only say how much of it is there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub check: bool,
 }
 
 /// A part of a file.
@@ -27,7 +30,8 @@ pub struct WarmPiece {
 /// What came of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WarmReply {
-    /// Bytes of the files that are in the disk cache now, or were before.
+    /// Bytes of the files that are in the disk cache now, or were before. With `check`: of those pieces
+    /// that are there as a whole.
     pub bytes: u64,
     /// Pieces that could not be fetched.
     pub failed: Vec<WarmFailure>,

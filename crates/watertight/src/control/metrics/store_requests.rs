@@ -1,7 +1,7 @@
 //! The figures of volumes on object storage: requests to the service.
 
 use super::{MetricKind, Micros, Page, Seconds};
-use crate::control::api::{DiskCache, Journal, Status, StoreRequestKind, StoreRequests};
+use crate::control::api::{DiskCache, Following, Journal, Status, StoreRequestKind, StoreRequests};
 
 /// One figure of all requests of a volume.
 type Figure = (&'static str, MetricKind, &'static str, fn(&StoreRequests) -> u64);
@@ -36,6 +36,18 @@ const KIND_FIGURES: [KindFigure; 3] = [
         |of| of.failures,
     ),
     ("store_request_retries_total", "Of these, those that were retries.", |of| of.retries),
+];
+
+/// A time of a volume that follows its holder, in milliseconds.
+type FollowTime = (&'static str, &'static str, fn(&Following) -> u64);
+
+const FOLLOW_TIMES: [FollowTime; 2] = [
+    ("store_following_age_seconds", "How old what a volume mounted with follow shows may be.", |of| {
+        of.age_ms
+    }),
+    ("store_following_seconds", "How often a volume mounted with follow looks for changes.", |of| {
+        of.every_ms
+    }),
 ];
 
 /// One figure of a disk cache.
@@ -117,6 +129,14 @@ impl Page {
         for (volume, requests) in &of {
             let unanswered = requests.unanswered.as_ref().map_or(0, |of| of.for_ms);
             self.sample(volume, &[], Seconds(unanswered));
+        }
+        for (name, help, figure) in FOLLOW_TIMES {
+            self.family(name, MetricKind::Gauge, help);
+            for (volume, requests) in &of {
+                if let Some(following) = &requests.following {
+                    self.sample(volume, &[], Seconds(figure(following)));
+                }
+            }
         }
         for (name, kind, help, figure) in CACHE_FIGURES {
             self.family(name, kind, help);

@@ -181,3 +181,22 @@ fn warm_brings_a_tree_to_the_disk_and_says_where_there_is_none() {
     assert!(number(&figures(&world)["disk_cache"]["misses"]) > 8, "links are not followed");
     world.umount(&daemon);
 }
+
+#[test]
+fn warm_says_what_does_not_fit() {
+    let Some(mut world) = World::new() else { return };
+    let daemon = world.mount("");
+    for file in 0..8 {
+        fs::write(world.path(&format!("file-{file}")), noise()).unwrap();
+    }
+    world.umount(&daemon);
+    let daemon = world.mount(&format!("disk_cache={},disk_cache_size=16M", cache_of(&world).display()));
+    let all = world.rig.mnt.to_str().unwrap().to_owned();
+    let out =
+        world.rig.run(&["warm", "--json", &all]).ends(1, "which may take 16.0 MiB; mount with a larger");
+    let done: Value = serde_json::from_str(&out.stdout).unwrap();
+    let (bytes, gone) = (number(&done["bytes"]), number(&done["gone"]));
+    assert!(bytes == 8 * LARGE as u64 && gone >= bytes - (16 << 20), "{done}");
+    world.rig.run(&["warm", &format!("{all}/file-1")]).ok().says("1 file with 3.0 MiB are in the disk cache");
+    world.umount(&daemon);
+}

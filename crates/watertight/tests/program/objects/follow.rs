@@ -55,6 +55,10 @@ fn a_reader_sees_what_the_holder_commits() {
     let holder = world.mount("");
     write(&world.path("file"), b"third");
     eventually("the reader follows", || seen() == b"third");
+    let said = reader.status(&world);
+    let following = &said["store_requests"]["following"];
+    assert_eq!(following["every_ms"], 200, "{said}");
+    assert!(following["age_ms"].is_u64(), "{said}");
     let error = fs::write(at("x"), "x").unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     drop((open, removed));

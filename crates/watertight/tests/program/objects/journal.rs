@@ -97,7 +97,11 @@ impl Stalling {
         daemon.kill();
         let _it_fails = sync.wait().unwrap();
         self.server.signal(Signal::CONT);
-        self.world.rig.verb("umount", &[]).ends(1, "died before everything was written");
+        let out = self.world.rig.verb("umount", &[]).ends(1, "died before everything was written");
+        let where_it_is = format!("is in the journal {} of this host", self.journal.display());
+        assert!(out.stderr.contains(&where_it_is), "{out:?}");
+        let out = self.world.rig.run(&["status"]);
+        assert!(format!("{out:?}").contains(&where_it_is), "{out:?}");
     }
 
     fn refuse(&self, options: &str, words: &[&str]) {
@@ -289,7 +293,7 @@ fn a_directory_that_others_can_change_is_refused() {
     let Some(mut world) = World::new() else { return };
     let journal = world.rig.root.join("journal");
     let options = format!("journal={},fsync_to=host", journal.display());
-    world.mount_elsewhere(&world.url, &options).ends(1, "No such file");
+    world.mount_elsewhere(&world.url, &options).ends(1, "there is no such directory for the journal");
     fs::create_dir(&journal).unwrap();
     fs::set_permissions(&journal, fs::Permissions::from_mode(0o777)).unwrap();
     world.mount_elsewhere(&world.url, &options).ends(1, "chmod go-w");

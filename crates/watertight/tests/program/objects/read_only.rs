@@ -38,6 +38,14 @@ impl Reader {
         self.mnt.join(name)
     }
 
+    /// Its volume.
+    pub(super) fn status(&self, world: &World) -> serde_json::Value {
+        let mut command = world.rig.command(&["status", "--json"]);
+        command.env("WATERTIGHT_RUNTIME_DIR", &self.runtime);
+        let all: serde_json::Value = serde_json::from_str(&run(command).ok().stdout).unwrap();
+        all["volumes"][0].clone()
+    }
+
     pub(super) fn umount(self, world: &World) -> Out {
         let mut command = world.rig.command(&["umount"]);
         command.arg(&self.mnt).env("WATERTIGHT_RUNTIME_DIR", &self.runtime);
