@@ -200,7 +200,9 @@ fn a_volume_is_nobody_elses_while_no_server_is_there() {
     let journal = format!("uring=off,journal={}", it.rig.root.join("journal").display());
     let (without, with, file) = (mount("uring=off"), mount(&journal), it.at("file"));
     let read = it.while_none_serves(move || {
-        run(without).ends(1, "held by");
+        // As its last process has ended, or is about to.
+        let out = run(without).ends(1, "");
+        assert!(["has a journal", "held by"].iter().any(|why| out.stderr.contains(why)), "{out:?}");
         run(with).ends(1, "uses the journal");
         fs::read(file).unwrap()
     });
