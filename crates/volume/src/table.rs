@@ -67,6 +67,11 @@ impl Table {
         });
         inode.add_lookup();
         let inode = Arc::clone(inode);
+        if !known {
+            // ORDERING: Relaxed, here and below: a figure by which nothing is read. The shard's lock orders it
+            // before the removal of the same inode, so that it is never less than none.
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
         drop(shard);
         if !known {
             self.arrived(id);
@@ -75,8 +80,7 @@ impl Table {
     }
 
     fn arrived(&self, id: NodeId) {
-        // ORDERING: Relaxed, here and below: a figure; nothing is read by it.
-        let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        let count = self.count.load(Ordering::Relaxed);
         let mut arrivals = self.arrivals.lock();
         arrivals.order.push_back(id);
         arrivals.since += 1;
@@ -143,7 +147,12 @@ impl Table {
     /// Adds an inode; says whether there was none with its id.
     pub(crate) fn restore(&self, inode: Inode) -> bool {
         let id = inode.id;
-        let is_new = self.shard(id).write().insert(id, Arc::new(inode)).is_none();
+        let is_new = {
+            let mut shard = self.shard(id).write();
+            let is_new = shard.insert(id, Arc::new(inode)).is_none();
+            self.count.fetch_add(usize::from(is_new), Ordering::Relaxed);
+            is_new
+        };
         if is_new {
             self.arrived(id);
         }
@@ -156,9 +165,10 @@ impl Table {
 
     /// Takes all of them out.
     pub(crate) fn take(&self) -> Vec<Arc<Inode>> {
-        let mut arrivals = self.arrivals.lock();
-        *arrivals = Arrivals::default();
-        self.count.store(0, Ordering::Relaxed);
-        self.shards.iter().flat_map(|shard| std::mem::take(&mut *shard.write()).into_values()).collect()
+        *self.arrivals.lock() = Arrivals::default();
+        let all: Vec<_> =
+            self.shards.iter().flat_map(|shard| std::mem::take(&mut *shard.write()).into_values()).collect();
+        self.count.fetch_sub(all.len(), Ordering::Relaxed);
+        all
     }
 }

@@ -2,6 +2,9 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;
+use std::time::{Duration, Instant};
+
+use testing::cgroup::Cgroup;
 
 use super::{LARGE, World, pattern};
 use crate::control::call;
@@ -72,5 +75,20 @@ fn what_was_just_synced_is_changed_again_without_fetching_it() {
     expected[..12].fill(0);
     assert_eq!(fs::read(world.path("journal")).unwrap(), expected);
     drop(file);
+    world.umount(&daemon);
+}
+
+/// What is compressed to nothing takes as long: a limit counts what was written.
+#[test]
+fn a_limit_counts_what_was_written_to_a_bucket() {
+    let Some(mut world) = World::new() else { return };
+    let Some(slow) = Cgroup::make() else { return };
+    let daemon = world.mount(&format!("dirty_after=1h,limit={}:wbps=1M", slow.path().display()));
+    let before = world.rig.volume()["store_requests"]["sent_bytes"].as_u64().unwrap();
+    let (of, begun) = (format!("of={}", world.path("zeros").display()), Instant::now());
+    slow.run("dd", &["if=/dev/zero", &of, "bs=1M", "count=3", "conv=fsync", "status=none"]);
+    assert!(begun.elapsed() >= Duration::from_secs(2), "{:?}", begun.elapsed());
+    let sent = world.rig.volume()["store_requests"]["sent_bytes"].as_u64().unwrap() - before;
+    assert!(sent < 1 << 20, "{sent} bytes");
     world.umount(&daemon);
 }
