@@ -1,6 +1,7 @@
 //! Notifications to the kernel about one volume's names, beside the answers to requests.
 //!
-//! Purpose: the kernel has to forget a name in three cases. The name was changed in a directory
+//! Purpose: the kernel has to forget a name in three cases, and is asked to forget what nobody uses where too
+//! much is known. The name was changed in a directory
 //! that the kernel knows by another number, too; or it was changed after the caller had its answer,
 //! since the caller was killed; or a program says so ([`Notifier`](crate::Notifier)). For the
 //! notification the kernel takes the directory's lock, which the caller of another request may hold
@@ -19,6 +20,7 @@
 use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use sync::mutant::is_on;
 use sync::{Condvar, Mutex, thread};
@@ -83,6 +85,17 @@ impl InvalidationQueue {
             list.has_thread = true;
         }
         Ok(())
+    }
+
+    /// Waits until everything on the list was sent, at most until `until`; returns whether it was.
+    pub(crate) fn wait_until(&self, until: Instant) -> bool {
+        let mut list = self.list.lock();
+        while list.has_thread {
+            if self.all_sent.wait_until(&mut list, until) {
+                return false;
+            }
+        }
+        list.invalidations.is_empty()
     }
 
     /// Waits until everything on the list was sent, or is not to be sent any more.

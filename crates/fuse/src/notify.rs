@@ -60,9 +60,9 @@ pub(crate) enum Invalidation {
         child: NodeId,
         name: OsString,
     },
-    /// Names of these that nobody uses are forgotten, and with them what they are the last names of.
-    /// Nothing that is valid becomes invalid.
-    Unused {
+    /// Nothing becomes invalid: names of these that nobody uses are forgotten, and with them what they are
+    /// the last names of.
+    Prune {
         ids: Vec<u64>,
     },
 }
@@ -83,7 +83,7 @@ impl Invalidation {
 /// Sends a notification. The kernel may wait for the holder of a lock that it needs.
 pub(crate) fn send(dev: &Dev, invalidation: &Invalidation) {
     let sent = match invalidation {
-        Invalidation::Unused { ids } => {
+        Invalidation::Prune { ids } => {
             let count = u32::try_from(ids.len()).unwrap_or(u32::MAX);
             let out = NotifyPruneOut { count, padding: 0, spare: 0 };
             dev.notify(NotifyCode::Prune, [out.as_bytes(), ids.as_bytes()])

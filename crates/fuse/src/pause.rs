@@ -19,13 +19,16 @@
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use handover::Kept;
 
 use crate::connection::{Connection, Transport};
 use crate::handover::SessionHandover;
 use crate::session::SessionView;
+
+/// How long notifications to the kernel may take that wait already.
+const TOLD_AFTER: Duration = Duration::from_millis(100);
 
 /// Why requests cannot be held back.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -114,7 +117,10 @@ impl SessionView {
             return Err(PauseError::Busy { requests: connection.in_flight.in_hand().max(1) });
         }
         let attached = connection.tree.volumes();
-        if !std::iter::once(connection.tree.root()).chain(&attached).all(|one| one.invalidations.is_idle()) {
+        // Sent in a moment, unless the kernel waits for a lock whose holder waits for a request.
+        let until = until.min(Instant::now() + TOLD_AFTER);
+        let mut all = std::iter::once(connection.tree.root()).chain(&attached);
+        if !all.all(|one| one.invalidations.wait_until(until)) {
             return Err(PauseError::Busy { requests: 1 });
         }
         // It may have been cloned meanwhile.

@@ -15,8 +15,8 @@ pub(crate) struct Awaitable {
 
 impl Awaitable {
     pub(crate) fn get(&self) -> u64 {
-        // ORDERING: Acquire, with the Release in `set` and `raise`: who finds the number finds what was done
-        // before. Weaker, a call that waited for a round could miss its rows.
+        // ORDERING: Acquire, with the Release in `set`, `raise` and `add_one`: a caller that finds the number finds
+        // what was done before. Weaker, a call that waited for a round could miss its rows.
         self.number.load(Ordering::Acquire)
     }
 
@@ -34,10 +34,17 @@ impl Awaitable {
         }
     }
 
+    /// Makes it one more.
+    pub(crate) fn add_one(&self) {
+        // ORDERING: as `set`.
+        self.number.fetch_add(1, Ordering::Release);
+        self.changed.notify_waiters();
+    }
+
     /// Returns when it is `least` or more.
     pub(crate) async fn wait_for(&self, least: u64) {
         loop {
-            // Before the number is read: a change after that is told to it.
+            // Before the number is read: a change after that wakes it.
             let changed = self.changed.notified();
             if self.get() >= least {
                 return;

@@ -33,7 +33,7 @@ pub(crate) mod memory_dir;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -42,6 +42,7 @@ use parking_lot::Mutex;
 use store::{DiskCacheStats, Result};
 use tokio::sync::{Semaphore, mpsc};
 
+use crate::awaitable::Awaitable;
 use crate::blocks::Key;
 use crate::counter::StatCounter;
 use crate::rows::Object;
@@ -50,6 +51,8 @@ use files::Files;
 
 /// Blocks that wait to be written.
 const QUEUE: usize = 64;
+/// How long what is in the queue may take to be written.
+const SETTLED_AFTER: Duration = Duration::from_secs(60);
 /// The smallest cache.
 pub(crate) const DISK_CACHE_MIN: u64 = 16 << 20;
 /// The most files, whatever their size: what is known of each takes memory.
@@ -131,6 +134,9 @@ struct Shared {
     bytes_max: u64,
     index: Mutex<Index>,
     is_off: AtomicBool,
+    /// Blocks that were given to the queue, or are about to be, and those that have left it.
+    queued: AtomicU64,
+    written: Awaitable,
     reads: Arc<Semaphore>,
     hits: StatCounter,
     misses: StatCounter,
@@ -179,6 +185,8 @@ impl DiskCache {
             bytes_max,
             index: Mutex::new(index),
             is_off: AtomicBool::new(false),
+            queued: AtomicU64::new(0),
+            written: Awaitable::default(),
             reads: Arc::new(Semaphore::new(READS)),
             hits: StatCounter::default(),
             misses: StatCounter::default(),
@@ -196,6 +204,7 @@ impl DiskCache {
                     while let Some((key, bytes)) = blocks.recv().await {
                         tokio::time::sleep(Duration::from_millis(1)).await;
                         writer.write(key, &bytes);
+                        writer.written.add_one();
                     }
                 });
                 None
@@ -265,7 +274,12 @@ impl DiskCache {
     /// Keeps a block, if the queue has room.
     pub(crate) fn offer(&self, key: Key, bytes: &Bytes) {
         let Some(queue) = self.queue() else { return };
-        if !self.has(key) && queue.try_send((key, bytes.clone())).is_err() {
+        if self.has(key) {
+            return;
+        }
+        self.shared.one_queued();
+        if queue.try_send((key, bytes.clone())).is_err() {
+            self.shared.written.add_one();
             self.shared.skipped.add(1);
         }
     }
@@ -275,10 +289,22 @@ impl DiskCache {
         if let Some(queue) = self.queue()
             && !self.has(key)
         {
+            self.shared.one_queued();
             // Its only error: the thread has ended.
             if tokio::time::timeout(PATIENCE, queue.send((key, bytes))).await.is_err() {
+                self.shared.written.add_one();
                 self.shared.fail(std::io::ErrorKind::TimedOut.into());
             }
+        }
+    }
+
+    /// Waits until all blocks that were kept by now are in it, or the disk takes too long.
+    pub(crate) async fn settle(&self) {
+        // ORDERING: Relaxed: the calls that kept the blocks have ended before this one began.
+        let queued = self.shared.queued.load(Ordering::Relaxed);
+        let written = self.shared.written.wait_for(queued);
+        if self.is_on() && tokio::time::timeout(SETTLED_AFTER, written).await.is_err() {
+            self.shared.fail(std::io::ErrorKind::TimedOut.into());
         }
     }
 
@@ -360,11 +386,17 @@ impl Shared {
             let _at_end = at_end;
             while let Some((key, bytes)) = blocks.blocking_recv() {
                 writer.write(key, &bytes);
+                writer.written.add_one();
             }
         };
         let thread = std::thread::Builder::new().name("wt-disk-cache".to_owned()).spawn(write);
         thread.map_err(|error| dir::refused(&self.path, &format!("no thread: {error}")))?;
         Ok(ended)
+    }
+
+    fn one_queued(&self) {
+        // ORDERING: Relaxed, as in `settle`.
+        self.queued.fetch_add(1, Ordering::Relaxed);
     }
 
     fn is_off(&self) -> bool {

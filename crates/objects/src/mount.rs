@@ -12,6 +12,7 @@ use slatedb::wal::WalError;
 use store::{Error, ErrorKind, Following, NumberedState, RequestStats, Result};
 use sync::mutant::is_on;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::bucket::{Bucket, Patience};
@@ -255,8 +256,9 @@ impl Mounted {
         let segments = Segments::new(bucket.bulk(), codec.clone(), Arc::clone(&log), 0, disk_cache);
         if let Some(every) = follow {
             let source = Source::new(&bucket, &codec, window);
+            let begun = Instant::now();
             let (view, replay) = source.open().await?;
-            let engine = Arc::new(FollowEngine::new(view, every));
+            let engine = Arc::new(FollowEngine::new(view, every, begun));
             // What others write, they hold to quotas.
             let quotas = Quotas::default();
             let tree = Tree::open(Arc::clone(&engine) as _, segments, 0, size_max, quotas).await?;

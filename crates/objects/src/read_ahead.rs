@@ -7,8 +7,8 @@
 //! beginning of a file the first read does.
 //!
 //! The window doubles each time half of it is used up. A stream that begins with its file has a window
-//! of [`FROM_START`] times what it has read, until that is the largest: so many times more than is read
-//! comes for nothing at most. The kernel makes its first requests as large as the program's reads: who
+//! of [`FROM_START`] times what it has read, until that is the largest: so many times more than is read,
+//! and the rest of a segment, comes for nothing at most. The kernel makes its first requests as large as the program's reads: who
 //! reads a little gets a little ahead, and who reads 1 MiB has the largest window after six reads. Where
 //! answers take 50 ms, to double it so far would take as long as to read 100 MiB.
 //!

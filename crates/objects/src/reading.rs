@@ -202,10 +202,7 @@ impl Reader {
     /// # Errors
     /// `Unsupported`: there is no disk cache, or it was switched off. The bucket's.
     pub(crate) async fn warm(&self, object: Object, run: Range<u32>) -> Result<()> {
-        let no_cache = |why| Error::with(ErrorKind::Unsupported, "warm", why);
-        let Some(disk) = &self.disk else {
-            return Err(no_cache("the volume has no disk cache: mount it with -o disk_cache=DIR"));
-        };
+        let disk = self.disk.as_ref().ok_or_else(|| no_cache(NONE))?;
         let missing = |number: &u32| !disk.has((object, *number));
         let (Some(first), Some(last)) = (run.clone().find(missing), run.rev().find(missing)) else {
             return Ok(());
@@ -219,14 +216,19 @@ impl Reader {
             disk.keep(key, bytes).await;
         }
         if !disk.is_on() {
-            return Err(no_cache("the volume's disk cache was switched off: the log says why"));
+            return Err(no_cache(SWITCHED_OFF));
         }
         Ok(())
     }
 
-    /// Whether the disk cache has all of these blocks.
-    pub(crate) fn is_warm(&self, object: Object, mut run: Range<u32>) -> bool {
-        self.disk.as_ref().is_some_and(|disk| run.all(|number| disk.has((object, number))))
+    /// The disk cache, with all that was kept by now; an error where there is none, or none any more.
+    ///
+    /// # Errors
+    /// `Unsupported`, as [`warm`](Self::warm).
+    pub(crate) async fn settled_disk_cache(&self) -> Result<&DiskCache> {
+        let disk = self.disk.as_ref().ok_or_else(|| no_cache(NONE))?;
+        disk.settle().await;
+        if disk.is_on() { Ok(disk) } else { Err(no_cache(SWITCHED_OFF)) }
     }
 
     /// An object was written: it goes to the disk cache, if that has time for it.
@@ -240,6 +242,13 @@ impl Reader {
     pub(crate) fn disk_cache(&self) -> Option<&DiskCache> {
         self.disk.as_ref()
     }
+}
+
+const NONE: &str = "the volume has no disk cache: mount it with -o disk_cache=DIR";
+const SWITCHED_OFF: &str = "the volume's disk cache was switched off: the log says why";
+
+fn no_cache(why: &'static str) -> Error {
+    Error::with(ErrorKind::Unsupported, "warm", why)
 }
 
 /// Whether a run is fetched with its whole object.

@@ -35,12 +35,16 @@ impl Tree {
     /// Whether the disk cache has all that is in the bucket of a part of a regular file.
     ///
     /// # Errors
-    /// The bucket's, where the part's extents are read.
+    /// As [`warm`](Self::warm).
     pub(crate) async fn is_warm(self: &Arc<Self>, ino: u64, offset: u64, len: u64) -> Result<bool> {
+        let disk = self.segments.reader().settled_disk_cache().await?;
         let (mut from, end) = (offset, self.end_of_part(ino, offset, len).await?);
         while from < end {
             let (runs, next) = self.some_runs(ino, from..end).await?;
-            if !runs.into_iter().all(|(object, run)| self.segments.reader().is_warm(object, run)) {
+            let is_there = |(object, run): (Object, Range<u32>)| {
+                run.into_iter().all(|number| disk.has((object, number)))
+            };
+            if !runs.into_iter().all(is_there) {
                 return Ok(false);
             }
             from = next;

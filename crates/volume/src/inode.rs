@@ -37,6 +37,8 @@ use crate::{NodeId, Result};
 /// One object in use.
 pub(crate) struct Inode {
     pub(crate) id: NodeId,
+    /// Its number among those that came to its part of the table.
+    pub(crate) arrival: u64,
     pub(crate) core: Arc<Core>,
     pub(crate) errors: ErrSeq<ErrorKind>,
     /// Write-back's part.
@@ -130,6 +132,7 @@ impl Inode {
     pub(crate) fn new(id: NodeId, core: &Arc<Core>) -> Self {
         Self {
             id,
+            arrival: 0,
             core: Arc::clone(core),
             errors: ErrSeq::default(),
             inode_wb: InodeWb::default(),
@@ -169,10 +172,12 @@ impl Inode {
         state.lookups == 0 && state.opens == 0 && !state.listed
     }
 
-    /// The front end has looked it up, and does nothing with it; nothing is to be written.
+    /// The front end has looked it up, and does nothing with it; nothing is to be written, and no error to
+    /// be told.
     pub(crate) fn is_idle(&self) -> bool {
+        let is_told = self.errors.parts().is_none_or(|(_, _, is_told)| is_told);
         let state = self.state.lock();
-        state.lookups > 0 && state.opens == 0 && !state.listed
+        is_told && state.lookups > 0 && state.opens == 0 && !state.listed
     }
 
     /// The data, opened on the store if it is not yet; writing needs `ReadWrite`.

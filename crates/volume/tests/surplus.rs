@@ -3,68 +3,88 @@
 
 mod common;
 
-use std::collections::HashSet;
-use std::ffi::OsStr;
+use std::collections::{HashMap, HashSet};
 
 use common::{Client, lazy};
 use store::{MemStore, ObjectId};
 use watertight_volume::{NodeId, Options};
 
 const MAX: usize = 1000;
+/// Files that are open, or not written.
+const BUSY: usize = 100;
+const FILES: usize = 16_000;
 
-/// A volume with so many files, each looked up once, some of them open or not written.
-fn with_files(files: usize, busy: usize) -> (Client, Vec<NodeId>) {
-    let client = Client::new(MemStore::new(1 << 30), Options { nodes_max: MAX, ..lazy() });
-    let make = |file: usize| {
-        let (id, handle) = client.create(&format!("file-{file}"));
-        if file.is_multiple_of(2) && file < busy {
-            client.write(handle, 0, b"not written").expect("room");
+struct World {
+    client: Client,
+    made: Vec<NodeId>,
+}
+
+impl World {
+    /// A volume with [`FILES`], each looked up once.
+    fn new() -> Self {
+        let client = Client::new(MemStore::new(1 << 30), Options { nodes_max: MAX, ..lazy() });
+        let mut world = Self { client, made: Vec::new() };
+        (0..FILES).for_each(|file| world.make(file < BUSY));
+        world
+    }
+
+    fn make(&mut self, is_busy: bool) {
+        let number = self.made.len();
+        let (id, handle) = self.client.create(&format!("file-{number}"));
+        if is_busy && number.is_multiple_of(2) {
+            self.client.write(handle, 0, b"not written").expect("room");
         }
-        if file.is_multiple_of(2) || file >= busy {
-            client.volume.release(handle);
+        if !is_busy || number.is_multiple_of(2) {
+            self.client.volume.release(handle);
         }
-        id
-    };
-    let ids = (0..files).map(make).collect();
-    (client, ids)
+        self.made.push(id);
+    }
+
+    /// What is named after each of so many more files.
+    fn named_after(&mut self, more: usize) -> Vec<Vec<NodeId>> {
+        let name = |_| {
+            self.make(false);
+            self.client.volume.name_surplus()
+        };
+        (0..more).map(name).filter(|named| !named.is_empty()).collect()
+    }
 }
 
 #[test]
 fn those_are_named_that_came_first_and_that_nobody_uses() {
-    let (busy, files) = (100, 4000);
-    let (client, ids) = with_files(files, busy);
-    assert!(client.volume.has_surplus());
-    let named = client.volume.name_surplus();
-    assert_eq!(named[..], ids[busy..busy + named.len()]);
-    assert!(client.volume.name_surplus().is_empty(), "again only after so many more came");
+    let mut world = World::new();
+    assert!(world.client.volume.has_surplus());
+    let early: HashSet<NodeId> = world.made[BUSY..FILES / 2].iter().copied().collect();
+    let first: Vec<NodeId> = world.named_after(2048).concat();
+    assert!(first.len() > FILES / 8 && first.iter().all(|id| early.contains(id)), "{}", first.len());
+    let mut forgotten = HashSet::new();
+    for id in first {
+        assert!(forgotten.insert(id), "{id:?} is named twice");
+        world.client.volume.forget(id, 1);
+    }
     // Who forgets what is named has no surplus for long.
-    named.iter().for_each(|id| client.volume.forget(*id, 1));
-    let mut all: HashSet<NodeId> = named.into_iter().collect();
-    for file in files..files + 6000 {
-        let (id, handle) = client.create(&format!("file-{file}"));
-        client.volume.release(handle);
-        assert_ne!(id, ObjectId::ROOT);
-        for id in client.volume.name_surplus() {
-            assert!(all.insert(id), "{id:?} was forgotten, and is named");
-            client.volume.forget(id, 1);
+    for _ in 0..40_000 {
+        for id in world.named_after(1).concat() {
+            assert!(forgotten.insert(id) && id != ObjectId::ROOT, "{id:?} was forgotten, or is the root");
+            world.client.volume.forget(id, 1);
         }
     }
-    let known = client.volume.status().nodes;
-    assert!(known < MAX as u64 + 1024, "{known}");
-    assert!(ids[..busy].iter().all(|id| !all.contains(id)));
+    let known = world.client.volume.status().nodes;
+    assert!(known < MAX as u64 + 2 * BUSY as u64 + 1024, "{known}");
+    assert!(world.made[..BUSY].iter().all(|id| !forgotten.contains(id)), "they are used");
 }
 
 #[test]
 fn what_is_not_forgotten_is_named_again_after_those_that_were_there() {
-    let (client, ids) = with_files(3000, 0);
-    let mut named = Vec::new();
-    for file in 0..3 * 512 {
-        // No file that is known more often stays named first.
-        client.volume.lookup(ObjectId::ROOT, OsStr::new("file-0")).expect("it is there");
-        let (_, handle) = client.create(&format!("more-{file}"));
-        client.volume.release(handle);
-        named.extend(client.volume.name_surplus());
+    let mut world = World::new();
+    // Each call is about one part of the table.
+    let mut named: HashMap<usize, Vec<NodeId>> = HashMap::new();
+    for (call, ids) in world.named_after(20_000).into_iter().enumerate() {
+        named.entry(call % 16).or_default().extend(ids);
     }
-    assert!(named.len() > ids.len(), "{}", named.len());
-    assert_eq!(named[..ids.len()], ids, "each once");
+    for ids in named.values() {
+        let mut seen = HashSet::new();
+        let once = ids.iter().take_while(|id| seen.insert(**id)).count();
+        assert!(once < ids.len() && once >= (FILES - BUSY) / 16 - 1, "{once} of {}", ids.len());
+    }
 }

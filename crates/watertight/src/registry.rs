@@ -50,7 +50,7 @@ use crate::term::problem::{Problem, Result};
 use crate::term::shown::{Name, Show as _};
 use index::{Index, PathKind};
 
-pub use record::{NotARecord, Record};
+pub use record::{NotARecord, Record, RecordedJournal};
 pub use users::DIR_VARIABLE;
 
 /// How many records of ended mounts a directory keeps.

@@ -184,15 +184,18 @@ impl RequestContext<'_> {
     fn forget_surplus(&self) {
         let served = self.served();
         let can_prune = self.shared.negotiated.minor >= MINOR_WITH_PRUNE;
-        if !served.volume.has_surplus() || !can_prune {
+        // What has to be told goes first: where that waits, nothing is added.
+        if !served.volume.has_surplus() || !can_prune || !served.invalidations.is_idle() {
             return;
         }
-        // Directories of an attached volume have numbers by their mounts; there are few of them.
-        let surplus = served.volume.name_surplus().into_iter();
-        let ids: Vec<u64> = surplus.filter_map(|id| wire::join(served.tag, id)).collect();
+        // A directory has a number for each mount through which it is seen. Numbers that nothing has are
+        // passed over.
+        let tags = [vec![served.tag], served.seen_elsewhere(served.tag)].concat();
+        let numbers = |id| tags.iter().filter_map(move |tag| wire::join(*tag, id));
+        let ids: Vec<u64> = served.volume.name_surplus().into_iter().flat_map(numbers).collect();
         if !ids.is_empty() {
-            // Where too much waits, others are named later.
-            let _full = served.invalidations.invalidate(&self.shared.master, [Invalidation::Unused { ids }]);
+            // It is a hint: others are named later.
+            let _untold = served.invalidations.invalidate(&self.shared.master, [Invalidation::Prune { ids }]);
         }
     }
 

@@ -211,10 +211,11 @@ impl fmt::Debug for FollowEngine {
 }
 
 impl FollowEngine {
-    /// Begins with this view; the log is looked at `every` so often.
-    pub(crate) fn new(view: View, every: Duration) -> Self {
+    /// Begins with this view, which was all that there was at `newest_at`; the log is looked at `every` so
+    /// often.
+    pub(crate) fn new(view: View, every: Duration, newest_at: Instant) -> Self {
         let current = Mutex::new(Arc::new(view));
-        let newest_at = Mutex::new(Instant::now());
+        let newest_at = Mutex::new(newest_at);
         Self { current, gone: Mutex::default(), on_change: Mutex::default(), every, newest_at }
     }
 

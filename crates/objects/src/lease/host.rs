@@ -63,7 +63,7 @@ impl ThisHost {
         let process = Process {
             boot_id: boot_id.trim().to_owned(),
             pid,
-            start_time: Stat::read("self")
+            start_time: ProcStat::read("self")
                 .ok_or_else(|| failed("/proc/self/stat", &"no start time"))?
                 .start_time,
             pid_namespace: inode("pid").map_err(|error| failed("/proc/self/ns/pid", &error))?,
@@ -118,35 +118,40 @@ impl Host for ThisHost {
 /// What the kernel says of a process which may be anybody's by now. `None`, too, where it does not say
 /// it in time: it holds it back while a process is in execve(2), where another server may hold the
 /// process up.
-fn stat_of(pid: u32) -> Option<Stat> {
+fn stat_of(pid: u32) -> Option<ProcStat> {
     let (send, start) = channel();
     let read = move || {
         // Failure: it was not waited for.
-        let _unheard = send.send(Stat::read(&pid.to_string()));
+        let _unheard = send.send(ProcStat::read(&pid.to_string()));
     };
     thread::Builder::new().name("wt-lease-holder".to_owned()).spawn(read).ok()?;
     start.recv_timeout(SAID_AFTER).ok()?
 }
 
 /// Of `/proc/PID/stat`.
-struct Stat {
+struct ProcStat {
     start_time: u64,
     /// All of its threads have ended, and its parent has not asked for that yet, or never does: the first
-    /// process of a container may wait for no other. While another of its threads begins a new program
-    /// (execve(2)), its first one has ended, too.
+    /// process of a container may wait for no other.
     has_ended: bool,
 }
 
-impl Stat {
-    /// Fields 3, 20 and 22; the name before them may have blanks and brackets.
+impl ProcStat {
     fn read(process: &str) -> Option<Self> {
-        let stat = fs::read(format!("/proc/{process}/stat")).ok()?;
-        let stat = String::from_utf8_lossy(&stat);
+        Self::parse(&fs::read(format!("/proc/{process}/stat")).ok()?)
+    }
+
+    /// Fields 3, 20 and 22; the name before them may have blanks and brackets.
+    ///
+    /// One whose end its parent has not asked for has one thread. In execve(2) the first of several threads
+    /// ends as well, and is one of none when another has taken its place.
+    fn parse(stat: &[u8]) -> Option<Self> {
+        let stat = String::from_utf8_lossy(stat);
         let mut fields = stat.rsplit_once(") ")?.1.split_whitespace();
-        let is_first_gone = matches!(fields.next()?, "Z" | "X" | "x");
+        let is_first_gone = fields.next()? == "Z";
         let threads: u64 = fields.nth(16)?.parse().ok()?;
         let start_time = fields.nth(1)?.parse().ok()?;
-        Some(Self { start_time, has_ended: is_first_gone && threads <= 1 })
+        Some(Self { start_time, has_ended: is_first_gone && threads == 1 })
     }
 }
 
@@ -154,11 +159,13 @@ impl Stat {
 mod tests {
     use std::process::{Command, Stdio};
 
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+
     use super::*;
 
     fn process_of(pid: u32) -> Process {
         let own = ThisHost::new().unwrap().process();
-        Process { pid, start_time: Stat::read(&pid.to_string()).unwrap().start_time, ..own }
+        Process { pid, start_time: ProcStat::read(&pid.to_string()).unwrap().start_time, ..own }
     }
 
     #[test]
@@ -169,16 +176,29 @@ mod tests {
         let process = process_of(child.id());
         assert!(!host.has_ended(&process), "the child runs");
         child.kill().unwrap();
-        while !host.has_ended(&process) {
-            // The kernel may take a moment to end it.
-            std::thread::yield_now();
-        }
+        let id = WaitId::Pid(Pid::from_child(&child));
+        waitid(id, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
+        assert!(host.has_ended(&process), "the child has ended, and its parent has not asked for that");
         child.wait().unwrap();
-        assert!(host.has_ended(&process), "nobody has asked for the child's end, and then its parent has");
+        assert!(host.has_ended(&process), "the child has ended");
         let other_boot = Process { boot_id: "another".to_owned(), ..process.clone() };
         assert!(!host.has_ended(&other_boot), "a process of another boot");
         let other_namespace = Process { pid_namespace: process.pid_namespace + 1, ..process };
         assert!(!host.has_ended(&other_namespace), "a process of another pid namespace");
+    }
+
+    #[test]
+    fn one_whose_first_thread_alone_has_ended_goes_on() {
+        let of = |state: &str, threads: u64| {
+            let stat = format!("7 (a) b) {state} 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 4711 0 0");
+            let stat = ProcStat::parse(stat.as_bytes()).unwrap();
+            assert_eq!(stat.start_time, 4711);
+            stat.has_ended
+        };
+        assert!(of("Z", 1));
+        assert!(!of("Z", 2), "others go on");
+        assert!(!of("Z", 0), "another has taken its place");
+        assert!(!of("S", 1) && !of("D", 1) && !of("T", 1));
     }
 
     #[test]

@@ -42,7 +42,7 @@ use crate::control::server::{ListenerGuard, Server};
 use crate::control::volume_id::VolumeId;
 use crate::daemon::change_gate::ChangeGate;
 use crate::daemon::store;
-use crate::daemon::volume_info::VolumeInfo;
+use crate::daemon::volume_info::{VolumeInfo, recorded_journal};
 use crate::host::checks;
 use crate::host::holders::{self, Holders};
 use crate::host::mountinfo::MountTable;
@@ -278,9 +278,9 @@ impl Attachments {
         read_only: bool,
     ) -> Result<Arc<Attached>, Problem> {
         let id = registry::new_id()?;
-        let record = Record::new(id, source, shown, self.root.device());
-        let mut record = record.with_journal(volume.1.objects.journal.as_deref());
+        let mut record = Record::new(id, source, shown, self.root.device());
         record.attached_to = Some(self.root.id.clone());
+        (record.journal, record.read_only) = (recorded_journal(&volume.1.objects), read_only);
         let (registration, listener) = self.runtime_dir.register(record.clone())?;
         let attached = Arc::new(Attached::new(self, record, Some(registration), volume, read_only));
         self.list.lock().add(&attached);

@@ -25,7 +25,7 @@ use super::recovery::{keep, serve as recovery};
 use super::store::{is_read_only, open_store, start_volume};
 use super::supervisor::{self, Supervisor};
 use super::upgrade::upgrader::Upgrader;
-use super::volume_info::VolumeInfo;
+use super::volume_info::{VolumeInfo, recorded_journal};
 use crate::cli::MountArgs;
 use crate::cli::opts::{self, MountOptions};
 use crate::control::api::{Upgrades, now_ms};
@@ -154,7 +154,8 @@ pub fn run(args: &MountArgs, in_background: bool, is_kept: bool) -> Result<ExitC
     let record = Record::new(info.id.clone(), info.source.clone(), &mountpoint, Device::of(&info.mount));
     let keeper = recovery
         .and_then(|_| KeeperId::of(rustix::process::getppid()?.as_raw_nonzero().get().unsigned_abs()));
-    let record = Record { keeper, ..record }.with_journal(options.objects.journal.as_deref());
+    let journal = recorded_journal(&options.objects);
+    let record = Record { keeper, journal, read_only, ..record };
     let registered = runtime_dir.register(record);
     let (registration, listener) = registered.inspect_err(|_| drop(volume.shutdown()))?;
     let upgrader = Upgrader::new(&listener, mount, Upgrades::default())

@@ -5,7 +5,16 @@ use std::time::Duration;
 
 use crate::control::volume_id::VolumeId;
 use crate::host::mountinfo::{self, Device, Mount, MountTable};
+use crate::object_volumes::ObjectOptions;
+use crate::registry::RecordedJournal;
 use crate::term::shown::Name;
+
+/// The journal that may have what the bucket has not.
+pub(super) fn recorded_journal(options: &ObjectOptions) -> Option<RecordedJournal> {
+    let is_target = options.fsync_to_host || options.accept_to_host;
+    let dir = options.journal.as_ref().filter(|_| is_target)?;
+    Some(RecordedJournal { dir: Name::of(dir), accepts: options.accept_to_host })
+}
 
 /// The part that does not change while a volume is mounted.
 #[derive(Debug, Clone)]

@@ -41,11 +41,23 @@ pub struct Record {
     /// The process that starts another one if this one dies, and when that began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keeper: Option<KeeperId>,
-    /// The journal on this host that has what the store has not; none: an fsync waits for the store.
+    /// The journal on this host that may have what the store has not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub journal: Option<Name>,
+    pub journal: Option<RecordedJournal>,
+    /// Nothing is written by it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_only: bool,
     /// How it ended; none while it runs, and for ever if its process was killed.
     pub ended: Option<Ended>,
+}
+
+/// A journal on this host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordedJournal {
+    /// Its directory.
+    pub dir: Name,
+    /// It has what was accepted, not only what was fsynced.
+    pub accepts: bool,
 }
 
 /// Why a file is no record.
@@ -81,29 +93,29 @@ impl Record {
             started_ms,
             keeper: None,
             journal: None,
+            read_only: false,
             ended: None,
         }
-    }
-
-    /// With the journal `dir`, if there is one.
-    #[must_use]
-    pub fn with_journal(self, dir: Option<&Path>) -> Self {
-        Self { journal: dir.map(Name::of), ..self }
     }
 
     /// What is left of it where its process was killed, in words.
     #[must_use]
     pub fn left_by_death(&self) -> String {
-        if let Some(journal) = &self.journal {
-            return format!(
-                "what was fsynced and is not on {} yet is in the journal {journal} of this host: mount it here again \
-                 with -o journal={journal}; later writes may be lost",
-                self.source
-            );
-        }
-        match checks::identity_of(self.source.as_str()) {
-            Some(_) => format!("what was fsynced is on {}, later writes may be lost", self.source),
-            None => "it was in the memory of its process, and nothing is left of it".to_owned(),
+        let source = &self.source;
+        match &self.journal {
+            _ if self.read_only => "nothing was written by it".to_owned(),
+            Some(RecordedJournal { dir, accepts }) => {
+                let (what, rest) =
+                    if *accepts { ("accepted", "") } else { ("fsynced", "; later writes may be lost") };
+                format!(
+                    "what was {what} and is not on {source} yet is in the journal {dir} of this host: mount or attach \
+                     {source} here again, with -o journal={dir}{rest}"
+                )
+            }
+            None if checks::identity_of(source.as_str()).is_none() => {
+                "it was in the memory of its process, and nothing is left of it".to_owned()
+            }
+            None => format!("what was fsynced is on {source}, later writes may be lost"),
         }
     }
 
@@ -124,6 +136,9 @@ impl Record {
         }
         if !is_path(record.mountpoint.as_str()) {
             return Err(NotARecord::Impossible("mountpoint"));
+        }
+        if record.journal.as_ref().is_some_and(|journal| !is_path(journal.dir.as_str())) {
+            return Err(NotARecord::Impossible("journal"));
         }
         if record.source.as_str().len() > SOURCE_BYTES_MAX || record.source.as_str().contains('\0') {
             return Err(NotARecord::Impossible("source"));

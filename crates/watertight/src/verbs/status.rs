@@ -470,7 +470,9 @@ fn print_notes(shown: &VolumeReport) {
         }
         if let Some(Following { every_ms, age_ms }) = requests.following {
             let [every, age] = [every_ms, age_ms].map(|ms| units::duration(Duration::from_millis(ms)));
-            let note = format!("{at}: follows its holder each {every}; what it shows is {age} old at most");
+            let note = format!(
+                "{at}: follows its holder each {every}; what is asked of it now is {age} old at most"
+            );
             console().print(&console().paint(Colour::Dim, &note));
         }
         if let Some(journal) = &requests.journal {

@@ -1,7 +1,7 @@
 //! `warm`: brings files of a volume on object storage to the disk cache of its mount.
 //!
-//! The tree is walked twice: to know how much there is, and to send the mount process pieces of
-//! files, some calls at a time. The process fetches them; nothing is read through the mount. Links
+//! The tree is walked three times: to know how much there is, to send the mount process pieces of
+//! files, some calls at a time, and to ask whether they are all there. The process fetches them; nothing is read through the mount. Links
 //! are not followed, and what is on another file system or attached is left out.
 
 use std::collections::HashSet;
@@ -51,7 +51,7 @@ struct Totals {
     bytes: u64,
     failed: u64,
     stopped: bool,
-    /// Of these bytes, what gave way to others before the end.
+    /// Of these bytes, those of files, or of parts of large ones, that were not whole in it at the end.
     gone: u64,
     #[serde(skip)]
     errors: Vec<String>,
@@ -100,6 +100,8 @@ pub fn run(args: &WarmArgs) -> Result<()> {
         let there = warm(&tree, client, &all, true)?;
         done.gone = done.bytes.saturating_sub(there.bytes);
         done.stopped = there.stopped;
+        done.failed += there.failed;
+        done.errors.extend(there.errors);
     }
     console().clear_status();
     if args.json {
@@ -109,7 +111,7 @@ pub fn run(args: &WarmArgs) -> Result<()> {
     let (files, bytes) = (units::count(done.files, "file", "files"), units::bytes(done.bytes));
     if done.stopped {
         return Err(Problem::failure(format!(
-            "{shown}: stopped: {files} with {bytes} are in the disk cache"
+            "{shown}: stopped: {files} with {bytes} were brought to the disk cache"
         )));
     }
     if done.failed > 0 {
@@ -119,8 +121,9 @@ pub fn run(args: &WarmArgs) -> Result<()> {
     if done.gone > 0 {
         let (gone, most) = (units::bytes(done.gone), units::bytes(bytes_max));
         return Err(Problem::failure(format!(
-            "{shown}: {files} with {bytes} do not fit: {gone} of them are not in the disk cache any more, which may \
-             take {most}; mount with a larger -o disk_cache_size, or warm a part of the tree"
+            "{shown}: of {files} with {bytes}, files or parts of files with {gone} are not whole in the disk cache any \
+             more, which may take {most}: where that is less, mount with a larger -o disk_cache_size, or warm a part \
+             of the tree"
         )));
     }
     if !args.json {

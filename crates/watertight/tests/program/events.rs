@@ -43,6 +43,7 @@ impl World {
             mountpoint: "/nowhere".into(),
             attached_to: None,
             journal: None,
+            read_only: false,
             device: Device::default(),
             started_ms: 1,
             keeper: None,

@@ -22,6 +22,8 @@ use crate::report::{Document, Metric, Row, figure};
 /// The results of growth and of idle volumes, where they have a run of their own, and else.
 const GROWTH: [&str; 2] = ["objects-growth", "objects"];
 const IDLE: [&str; 2] = ["objects-growth", "objects"];
+/// Those of the largest volume, which is a campaign.
+const LARGEST: &str = "objects-10m";
 
 /// Until a run is published.
 const NONE_YET: &str = "No published run has these rows yet.\n";
@@ -39,7 +41,10 @@ fn block(name: &str, documents: &Documents) -> anyhow::Result<String> {
         "prices" => Ok(prices()),
         "operations" => documents.get(EXPERIMENT.name).map_or_else(|| Ok(NONE_YET.to_owned()), operations),
         "examples" => Ok(examples()),
-        "growth" => Ok(first(documents, GROWTH).map_or_else(|| NONE_YET.to_owned(), growth)),
+        "growth" => Ok(match first(documents, GROWTH) {
+            Some(document) => growth(document, documents.get(LARGEST).unwrap_or(document)),
+            None => NONE_YET.to_owned(),
+        }),
         "idle" => Ok(first(documents, IDLE).map_or_else(|| NONE_YET.to_owned(), idle)),
         _ => bail!("there is no block `{name}`; there are: prices, operations, examples, growth, idle"),
     }
@@ -114,7 +119,8 @@ fn examples() -> String {
 }
 
 /// Requests by the number of files, and the line through the two largest volumes, prolonged.
-fn growth(document: &Document) -> String {
+/// By what was measured of the volumes, and, perhaps by another run, of the largest.
+fn growth(document: &Document, of_largest: &Document) -> String {
     let metrics = [
         "create_requests",
         "umount_requests",
@@ -124,7 +130,8 @@ fn growth(document: &Document) -> String {
         "takeover_requests",
     ];
     let sizes = super::super::growth::SIZES;
-    let value = |scenario: &str, metric: &str| row(document, scenario, metric).and_then(|row| row.p50);
+    let value_in = |of: &Document, scenario: &str, metric: &str| row(of, scenario, metric)?.p50;
+    let value = |scenario: &str, metric: &str| value_in(document, scenario, metric);
     let is_there =
         sizes.iter().all(|(scenario, _)| metrics.iter().all(|metric| value(scenario, metric).is_some()));
     if !is_there {
@@ -135,7 +142,8 @@ fn growth(document: &Document) -> String {
         let _ = write!(text, " {} files |", count(f64::from(files)));
     }
     let campaign = super::super::growth::CAMPAIGN;
-    let is_measured = metrics.iter().all(|metric| value(campaign.0, metric).is_some());
+    let largest = |metric: &str| value_in(of_largest, campaign.0, metric);
+    let is_measured = metrics.iter().all(|metric| largest(metric).is_some());
     let how = if is_measured { "" } else { ", extrapolated" };
     let _ = write!(text, " {} files{how} |\n|---|", count(f64::from(campaign.1)));
     text.push_str(&"---:|".repeat(sizes.len() + 1));
@@ -149,7 +157,7 @@ fn growth(document: &Document) -> String {
         for (_, value) in &values {
             let _ = write!(text, " {} |", figure(*value));
         }
-        let last = match value(campaign.0, metric).filter(|_| is_measured) {
+        let last = match largest(metric).filter(|_| is_measured) {
             Some(measured) => figure(measured),
             None => prolonged(&values, campaign.1.into()).map_or_else(String::new, count),
         };

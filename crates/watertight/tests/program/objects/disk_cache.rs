@@ -192,8 +192,7 @@ fn warm_says_what_does_not_fit() {
     world.umount(&daemon);
     let daemon = world.mount(&format!("disk_cache={},disk_cache_size=16M", cache_of(&world).display()));
     let all = world.rig.mnt.to_str().unwrap().to_owned();
-    let out =
-        world.rig.run(&["warm", "--json", &all]).ends(1, "which may take 16.0 MiB; mount with a larger");
+    let out = world.rig.run(&["warm", "--json", &all]).ends(1, "which may take 16.0 MiB: where that is less");
     let done: Value = serde_json::from_str(&out.stdout).unwrap();
     let (bytes, gone) = (number(&done["bytes"]), number(&done["gone"]));
     assert!(bytes == 8 * LARGE as u64 && gone >= bytes - (16 << 20), "{done}");
