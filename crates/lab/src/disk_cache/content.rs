@@ -8,6 +8,8 @@ use crate::random::Random;
 
 /// The bytes of a block, as volumes have them.
 pub(super) const BLOCK: usize = 128 << 10;
+/// The most bytes that a cache may take: more than is ever kept.
+pub(super) const CAPACITY: u64 = 1 << 30;
 /// A block begins so many bytes behind the one before it.
 const STEP: usize = size_of::<u64>();
 /// The most blocks.

@@ -8,8 +8,7 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use foyer::{BlockEngineConfig, DeviceBuilder as _, FsDeviceBuilder, HybridCache, HybridCacheBuilder};
 
-use super::content::{BLOCK, block};
-use super::subject::CAPACITY;
+use super::content::{BLOCK, CAPACITY, block};
 
 /// Blocks that are given to it before it is asked to write them. It drops what its buffers of 16 MiB
 /// have no room for; of two such batches at a time it drops none.

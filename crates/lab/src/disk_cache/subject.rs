@@ -9,12 +9,10 @@ use bytes::Bytes;
 use objects::{DiskCache, DiskCacheOptions, Object};
 use tokio::task::spawn_blocking;
 
-use super::content::block;
+use super::content::{CAPACITY, block};
 
 /// The names, the default first.
 pub(super) const VARIANTS: [&str; 3] = ["default", "foyer", "files"];
-/// The most bytes that a cache may take: more than is ever kept.
-pub(super) const CAPACITY: u64 = 1 << 30;
 const IDENTITY: [u8; 16] = [7; 16];
 /// Between two looks at whether a block is written.
 const LOOK: Duration = Duration::from_micros(200);
