@@ -181,7 +181,8 @@ fn run(arguments: &Arguments, experiment: &Experiment, settings: Settings) -> an
 /// machine's affair.
 pub(crate) fn command(arguments: impl Iterator<Item = String>) -> String {
     let profile = if cfg!(debug_assertions) { "" } else { " --release" };
-    let mut text = format!("cargo run{profile} -p lab --");
+    let features = if cfg!(feature = "foyer") { " --features foyer" } else { "" };
+    let mut text = format!("cargo run{profile}{features} -p lab --");
     let mut is_left_out = false;
     for argument in arguments {
         let (option, value) =

@@ -1,10 +1,11 @@
 //! The experiments of this build.
 
 use crate::experiment::Experiment;
-use crate::{drain, eventpoll, isolation, mounts, objects, rcu, scale, sync, volumes};
+use crate::{disk_cache, drain, eventpoll, isolation, mounts, objects, rcu, scale, sync, volumes};
 
 /// All of them, in the order of the help.
-pub(crate) static ALL: [&Experiment; 11] = [
+pub(crate) static ALL: [&Experiment; 12] = [
+    &disk_cache::EXPERIMENT,
     &drain::EXPERIMENT,
     &eventpoll::EXPERIMENT,
     &isolation::EXPERIMENT,

@@ -7,6 +7,7 @@
 mod child;
 mod cli;
 mod control;
+mod disk_cache;
 mod drain;
 mod eventpoll;
 mod experiment;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
             return isolation::keeper::main(arguments.next());
         }
         Some(first) if first == isolation::tenant::COMMAND => return isolation::tenant::main(arguments),
+        Some(first) if first == disk_cache::process::COMMAND => return disk_cache::process::main(arguments),
         Some(first) if first == host::COMMAND => return host::main(),
         Some(first) if first == results::COMMAND => return results::main(),
         Some(first) if first == modules::COMMAND => return modules::main(),

@@ -101,9 +101,9 @@ impl Index {
     }
 }
 
-/// See the [module](self).
+/// The blocks of one volume on this host's disk, for the next read: also after the next mount.
 #[derive(Debug)]
-pub(crate) struct DiskCache {
+pub struct DiskCache {
     shared: Arc<Shared>,
     queue: Mutex<Option<Writer>>,
     calls: Calls,
@@ -160,7 +160,7 @@ impl DiskCache {
     ///
     /// # Errors
     /// `Invalid`, in plain words: the directory is not one that may be used.
-    pub(crate) fn open(options: &DiskCacheOptions, uuid: [u8; 16]) -> Result<Self> {
+    pub fn open(options: &DiskCacheOptions, uuid: [u8; 16]) -> Result<Self> {
         let (dir, found) = VolumeDir::open(&options.dir, uuid)?;
         let place = (options.dir.clone(), options.bytes_max.max(DISK_CACHE_MIN));
         Self::with(Box::new(dir), found, place, uuid, Calls::Threads)
@@ -226,12 +226,12 @@ impl DiskCache {
     }
 
     /// Whether it has a block. It may be gone when it is read.
-    pub(crate) fn has(&self, key: Key) -> bool {
+    pub fn has(&self, key: Key) -> bool {
         !self.shared.is_off() && self.shared.index.lock().files.contains(&key)
     }
 
     /// Reads blocks, those that are there and whole.
-    pub(crate) async fn read(&self, keys: Vec<Key>) -> Vec<(Key, Bytes)> {
+    pub async fn read(&self, keys: Vec<Key>) -> Vec<(Key, Bytes)> {
         let keys: Vec<Key> = keys.into_iter().filter(|key| self.has(*key)).collect();
         if keys.is_empty() {
             return Vec::new();
@@ -285,7 +285,7 @@ impl DiskCache {
     }
 
     /// Keeps a block, when the queue has room.
-    pub(crate) async fn keep(&self, key: Key, bytes: Bytes) {
+    pub async fn keep(&self, key: Key, bytes: Bytes) {
         if let Some(queue) = self.queue()
             && !self.has(key)
         {
@@ -324,13 +324,13 @@ impl DiskCache {
     }
 
     /// Whether it is used still.
-    pub(crate) fn is_on(&self) -> bool {
+    pub fn is_on(&self) -> bool {
         !self.shared.is_off()
     }
 
     /// Writes what is in the queue, and uses the directory no more. Where the disk hangs, the
     /// thread that writes keeps it locked until it ends.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         let writer = self.queue.lock().take();
         let has_ended = match writer {
             Some(Writer { ended: None, .. }) => true,

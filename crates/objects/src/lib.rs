@@ -128,9 +128,10 @@ pub use api::{
     open_unheld, quotas, snapshots, volumes,
 };
 pub use change_key::{KeyChange, change_key};
-pub use disk_cache::DiskCacheOptions;
+pub use disk_cache::{DiskCache, DiskCacheOptions};
 pub use fsck::{Checked, Finding, FsckOptions, Progress, Repair, Unneeded, fsck};
 pub use quota_attribute::{QUOTA_ATTRIBUTE, QUOTAS_ATTRIBUTE, QuotaPage};
 pub use quota_walks::QuotaInfo;
 pub use quotas::{QUOTAS_MAX, QuotaLimits};
+pub use rows::Object;
 pub use runtime::tasks;

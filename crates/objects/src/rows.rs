@@ -143,7 +143,7 @@ pub(crate) struct EntryRow {
 
 /// The object that data is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub(crate) enum Object {
+pub enum Object {
     /// An object of the log.
     Log(u64),
     /// A segment: the epoch of the holder that wrote it, and its number.
