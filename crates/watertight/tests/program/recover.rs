@@ -367,7 +367,8 @@ fn an_object_that_has_the_number_of_one_before_is_itself() {
     drop(first);
     eventually("the kernel has forgotten the first", || it.rig.volume()["nodes"].as_u64().unwrap() <= 2);
     let (third, ino_of_third) = known("third");
-    if (ino, ino) != (ino_of_second, ino_of_third) {
+    let is_reused = (ino, ino) == (ino_of_second, ino_of_third);
+    if !is_reused {
         // Another process of the host has taken it: all the same, each file is itself.
         eprintln!("inode numbers: {ino}, {ino_of_second}, {ino_of_third}");
     }
@@ -375,7 +376,11 @@ fn an_object_that_has_the_number_of_one_before_is_itself() {
     let through = |file: &File| fs::read(format!("/proc/self/fd/{}", file.as_raw_fd()));
     assert_eq!(fs::read(it.at("third")).unwrap(), b"third");
     assert_eq!(through(&third).unwrap(), b"third");
-    assert!(through(&second).is_err(), "it is gone");
+    match through(&second) {
+        Err(_) => {}
+        // A process that looked at the server's files may have held it when that was killed.
+        Ok(data) => assert!(!is_reused && data == b"second", "it is gone"),
+    }
     drop((second, third));
     it.unmount();
 }
