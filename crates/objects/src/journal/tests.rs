@@ -230,7 +230,7 @@ async fn a_directory_is_one_process_s_and_nobody_else_s() {
         let error = DirDisk::open(path, volume, None).unwrap_err();
         assert!(error.to_string().contains(words), "{error}");
     };
-    refused(&root.path().join("none"), "none: No such file");
+    refused(&root.path().join("none"), "none: there is no such directory for the journal");
     symlink(root.path(), root.path().join("link")).unwrap();
     refused(&root.path().join("link"), "link: ");
     let open = root.path().join("open");
