@@ -86,7 +86,7 @@ fn notes(many: u64, rounds: usize) -> Vec<String> {
         "`damage`: one bit of a byte that was written, of 256 blocks' files, is changed while the cache is closed; `lost`: of these blocks, those that are not returned as they were kept, `wrong` among them. \
          `damage-first-page`: the byte is one of the first 4096 of a file."
             .to_owned(),
-        "`gone`: the directory is removed while the cache is open; `returned` of 256 blocks that were in it.".to_owned(),
+        "`gone`: the directory is removed while the cache is open; `lost` of 256 blocks that were in it.".to_owned(),
         "`size-0`, `size-64`: the files after so many MiB and a close: what they take of the disk, and their lengths.".to_owned(),
         "`default`: ours, a file for each block. `foyer`: foyer 0.22.3, HybridCache with a memory part of one block and its block engine (regions of 16 MiB, one flusher, buffers of 16 MiB, its default) \
          on files in a directory; two batches of 32 blocks at most wait to be written, as it drops what finds its buffers full. `files`: a file for each block by std::fs and nothing else: \

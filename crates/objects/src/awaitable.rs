@@ -15,8 +15,8 @@ pub(crate) struct Awaitable {
 
 impl Awaitable {
     pub(crate) fn get(&self) -> u64 {
-        // ORDERING: Acquire, with the Release in `set`, `raise` and `add_one`: a caller that finds the number finds
-        // what was done before. Weaker, a call that waited for a round could miss its rows.
+        // ORDERING: Acquire, with the Release in `set`, `raise` and `add_one`: a caller that finds the
+        // number finds what was done before. Weaker, a call that waited for a round could miss its rows.
         self.number.load(Ordering::Acquire)
     }
 

@@ -402,7 +402,7 @@ impl Reserved {
     }
 
     /// Adds all of `more`, of the same volume.
-    pub(crate) fn add(&mut self, more: &mut Self) {
+    pub(crate) fn add(&mut self, mut more: Self) {
         self.bytes += std::mem::take(&mut more.bytes);
     }
 }

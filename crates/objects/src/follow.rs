@@ -151,7 +151,7 @@ impl Follower {
             let begun = Instant::now();
             let mut done = self.step().await;
             if done.is_ok() {
-                self.engine.was_newest_at(begun);
+                self.engine.note_newest_at(begun);
             }
             if renewed.elapsed() >= self.renewal {
                 done = done.and(self.renew(mark).await);

@@ -7,10 +7,11 @@
 //! beginning of a file the first read does.
 //!
 //! The window doubles each time half of it is used up. A stream that begins with its file has a window
-//! of [`FROM_START`] times what it has read, until that is the largest: so many times more than is read,
-//! and the rest of a segment, comes for nothing at most. The kernel makes its first requests as large as the program's reads: who
-//! reads a little gets a little ahead, and who reads 1 MiB has the largest window after six reads. Where
-//! answers take 50 ms, to double it so far would take as long as to read 100 MiB.
+//! of [`FROM_START`] times what it has read, until that is the largest: so many times more than is
+//! read, and the rest of a segment, comes for nothing at most. The kernel makes its first requests as
+//! large as the program's reads: a program that reads a little gets a little ahead, and one that reads
+//! 1 MiB at a time has the largest window after six reads. Where answers take 50 ms, to double it so
+//! far would take as long as to read 100 MiB.
 //!
 //! What is read ahead is bounded for the volume ([`crate::blocks`]): a window that gets no bytes is
 //! halved, and the reader reads for itself.
@@ -217,10 +218,10 @@ impl Tree {
         let mut extents = self.extents(ino, (range.start, seen), EXTENTS).await?;
         if is_large {
             let end = end_of_object(&extents, range.end);
-            let mut more = self.segments.reader().reserve(end - range.end);
+            let more = self.segments.reader().reserve(end - range.end);
             if more.bytes == end - range.end {
                 range.end = end;
-                reserved.add(&mut more);
+                reserved.add(more);
             }
             extents.retain(|extent| extent.start < range.end);
         }

@@ -39,6 +39,9 @@ const SEGMENT_MAX: u64 = 16 << 20;
 /// Blocks between two that are wanted, which are fetched with them.
 const GAP_MAX: u32 = 1;
 
+const NO_DISK_CACHE: &str = "the volume has no disk cache: mount it with -o disk_cache=DIR";
+const SWITCHED_OFF: &str = "the volume's disk cache was switched off: the log says why";
+
 /// Reads the objects of a volume.
 #[derive(Debug)]
 pub(crate) struct Reader {
@@ -202,7 +205,7 @@ impl Reader {
     /// # Errors
     /// `Unsupported`: there is no disk cache, or it was switched off. The bucket's.
     pub(crate) async fn warm(&self, object: Object, run: Range<u32>) -> Result<()> {
-        let disk = self.disk.as_ref().ok_or_else(|| no_cache(NONE))?;
+        let disk = self.disk.as_ref().ok_or_else(|| no_cache(NO_DISK_CACHE))?;
         let missing = |number: &u32| !disk.has((object, *number));
         let (Some(first), Some(last)) = (run.clone().find(missing), run.rev().find(missing)) else {
             return Ok(());
@@ -226,7 +229,7 @@ impl Reader {
     /// # Errors
     /// `Unsupported`, as [`warm`](Self::warm).
     pub(crate) async fn settled_disk_cache(&self) -> Result<&DiskCache> {
-        let disk = self.disk.as_ref().ok_or_else(|| no_cache(NONE))?;
+        let disk = self.disk.as_ref().ok_or_else(|| no_cache(NO_DISK_CACHE))?;
         disk.settle().await;
         if disk.is_on() { Ok(disk) } else { Err(no_cache(SWITCHED_OFF)) }
     }
@@ -243,9 +246,6 @@ impl Reader {
         self.disk.as_ref()
     }
 }
-
-const NONE: &str = "the volume has no disk cache: mount it with -o disk_cache=DIR";
-const SWITCHED_OFF: &str = "the volume's disk cache was switched off: the log says why";
 
 fn no_cache(why: &'static str) -> Error {
     Error::with(ErrorKind::Unsupported, "warm", why)

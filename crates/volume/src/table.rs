@@ -122,8 +122,8 @@ impl Table {
 
     /// The caller has the shard's lock.
     fn one_came(&self) {
-        // ORDERING: Relaxed, here and below: figures by which nothing is read. The shard's lock orders the count
-        // before the removal of the same inode, so that it is never less than none.
+        // ORDERING: Relaxed, here and below: figures by which nothing is read. The shard's lock orders
+        // the count before the removal of the same inode, so that it is never less than none.
         self.count.fetch_add(1, Ordering::Relaxed);
         self.since.fetch_add(1, Ordering::Relaxed);
     }

@@ -217,7 +217,8 @@ impl RequestContext<'_> {
 
 /// Answers.
 impl RequestContext<'_> {
-    /// An entry of the request's volume.
+    /// An entry of the request's volume, which the kernel knows from here on. Where it knows too many,
+    /// it is asked to forget others.
     pub(super) fn entry_out(&self, entry: &store::Entry) -> Result<EntryOut, Errno> {
         self.forget_surplus();
         let is_dir = entry.attr.kind == store::FileType::Directory;

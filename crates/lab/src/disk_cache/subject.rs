@@ -3,7 +3,6 @@
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use bytes::Bytes;
 use objects::{DiskCache, DiskCacheOptions, Object};
@@ -14,8 +13,6 @@ use super::content::{CAPACITY, block};
 /// The names, the default first.
 pub(super) const VARIANTS: [&str; 3] = ["default", "foyer", "files"];
 const IDENTITY: [u8; 16] = [7; 16];
-/// Between two looks at whether a block is written.
-const LOOK: Duration = Duration::from_micros(200);
 
 /// A cache that is open.
 pub(super) enum Subject {
@@ -59,13 +56,10 @@ impl Subject {
     pub(super) async fn fill(&self, numbers: Range<u64>) -> anyhow::Result<()> {
         match self {
             Self::Ours(cache) => {
-                for number in numbers.clone() {
+                for number in numbers {
                     cache.keep(key(number), block(number)).await;
                 }
-                // One thread writes them in this order.
-                while cache.is_on() && !numbers.is_empty() && !cache.has(key(numbers.end - 1)) {
-                    tokio::time::sleep(LOOK).await;
-                }
+                cache.settle().await;
             }
             #[cfg(feature = "foyer")]
             Self::Foyer(cache) => cache.fill(numbers).await?,

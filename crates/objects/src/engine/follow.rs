@@ -224,8 +224,8 @@ impl FollowEngine {
         self.every
     }
 
-    /// The newest view was all that there was at this time.
-    pub(crate) fn was_newest_at(&self, at: Instant) {
+    /// Notes that the newest view was all that there was at this time.
+    pub(crate) fn note_newest_at(&self, at: Instant) {
         *self.newest_at.lock() = at;
     }
 

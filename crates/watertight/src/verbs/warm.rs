@@ -1,8 +1,9 @@
 //! `warm`: brings files of a volume on object storage to the disk cache of its mount.
 //!
 //! The tree is walked three times: to know how much there is, to send the mount process pieces of
-//! files, some calls at a time, and to ask whether they are all there. The process fetches them; nothing is read through the mount. Links
-//! are not followed, and what is on another file system or attached is left out.
+//! files, some calls at a time, and to ask whether they are all there. The process fetches them;
+//! nothing is read through the mount. Links are not followed, and what is on another file system or
+//! attached is left out.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;

@@ -20,8 +20,7 @@ use crate::page_blocks;
 use crate::report::{Document, Metric, Row, figure};
 
 /// The results of growth and of idle volumes, where they have a run of their own, and else.
-const GROWTH: [&str; 2] = ["objects-growth", "objects"];
-const IDLE: [&str; 2] = ["objects-growth", "objects"];
+const GROWTH_AND_IDLE: [&str; 2] = ["objects-growth", "objects"];
 /// Those of the largest volume, which is a campaign.
 const LARGEST: &str = "objects-10m";
 
@@ -41,18 +40,18 @@ fn block(name: &str, documents: &Documents) -> anyhow::Result<String> {
         "prices" => Ok(prices()),
         "operations" => documents.get(EXPERIMENT.name).map_or_else(|| Ok(NONE_YET.to_owned()), operations),
         "examples" => Ok(examples()),
-        "growth" => Ok(match first(documents, GROWTH) {
+        "growth" => Ok(match first(documents) {
             Some(document) => growth(document, documents.get(LARGEST).unwrap_or(document)),
             None => NONE_YET.to_owned(),
         }),
-        "idle" => Ok(first(documents, IDLE).map_or_else(|| NONE_YET.to_owned(), idle)),
+        "idle" => Ok(first(documents).map_or_else(|| NONE_YET.to_owned(), idle)),
         _ => bail!("there is no block `{name}`; there are: prices, operations, examples, growth, idle"),
     }
 }
 
-/// The first of these that is there.
-fn first<'a>(documents: &'a Documents, names: [&str; 2]) -> Option<&'a Document> {
-    names.into_iter().find_map(|name| documents.get(name))
+/// The first of [`GROWTH_AND_IDLE`] that is there.
+fn first(documents: &Documents) -> Option<&Document> {
+    GROWTH_AND_IDLE.into_iter().find_map(|name| documents.get(name))
 }
 
 fn prices() -> String {
@@ -118,8 +117,8 @@ fn examples() -> String {
     text
 }
 
-/// Requests by the number of files, and the line through the two largest volumes, prolonged.
-/// By what was measured of the volumes, and, perhaps by another run, of the largest.
+/// Requests by the number of files. Those of the largest volume are measured, perhaps by another run, or
+/// the line through the two largest of the others, prolonged.
 fn growth(document: &Document, of_largest: &Document) -> String {
     let metrics = [
         "create_requests",
