@@ -29,6 +29,10 @@ const ID_MAGIC: &[u8; 8] = b"WTjrnl1\n";
 const ID_BYTES: usize = 8 + 16 + 16 + 4;
 /// Files that are listed: far more than a journal has.
 const FILES_MAX: usize = 1 << 20;
+/// Zeros that are written behind small records. Room that was only allocated has to be marked as written
+/// with each fdatasync, a write of the file system's own journal that takes as long as the record's.
+const ZEROED: u64 = 256 << 10;
+static ZEROS: [u8; ZEROED as usize] = [0; ZEROED as usize];
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -39,7 +43,17 @@ pub(crate) struct DirDisk {
     path: PathBuf,
     name: String,
     lock: Mutex<Option<Arc<OwnedFd>>>,
-    files: Mutex<HashMap<u64, Arc<File>>>,
+    files: Mutex<HashMap<u64, Arc<JournalFile>>>,
+}
+
+/// A file of the journal.
+#[derive(Debug)]
+struct JournalFile {
+    file: File,
+    /// The bytes that it was given.
+    room: u64,
+    /// Everything before this was written, if only as zeros.
+    written: Mutex<u64>,
 }
 
 impl DirDisk {
@@ -145,16 +159,38 @@ impl DirDisk {
         Ok(identity)
     }
 
-    fn file(&self, number: u64) -> Result<Arc<File>> {
+    fn file(&self, number: u64) -> Result<Arc<JournalFile>> {
         if let Some(file) = self.files.lock().get(&number) {
             return Ok(Arc::clone(file));
         }
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let name = name(number);
         let file = sys::openat(&*self.dir, &*name, flags, Mode::empty());
-        let file = Arc::new(File::from(file.map_err(|errno| failed_at(&self.path.join(&name), errno))?));
+        let file = File::from(file.map_err(|errno| failed_at(&self.path.join(&name), errno))?);
+        let file = Arc::new(JournalFile { file, room: 0, written: Mutex::default() });
         self.files.lock().insert(number, Arc::clone(&file));
         Ok(file)
+    }
+}
+
+impl JournalFile {
+    /// Writes at an offset; with `is_synced` all that was written is on the disk then.
+    fn write(&self, at: u64, parts: &[Bytes], is_synced: bool) -> std::io::Result<()> {
+        let mut end = at;
+        for part in parts {
+            self.file.write_all_at(part, end)?;
+            end += part.len() as u64;
+        }
+        let mut written = self.written.lock();
+        let zeros = (self.room.saturating_sub(end)).min(ZEROED);
+        if is_synced && end > *written && end - at < ZEROED {
+            // Nobody needs them: on a disk that is full, the next record says so.
+            let zeroed = self.file.write_all_at(&ZEROS[..usize::try_from(zeros).unwrap_or(0)], end);
+            end += zeroed.map_or(0, |()| zeros);
+        }
+        *written = end.max(*written);
+        drop(written);
+        if is_synced { self.file.sync_data() } else { Ok(()) }
     }
 }
 
@@ -198,34 +234,23 @@ impl Disk for DirDisk {
             }
             Ok(file)
         });
-        let file = Arc::new(file.await?);
-        self.files.lock().insert(number, file);
+        let file = JournalFile { file: file.await?, room, written: Mutex::default() };
+        self.files.lock().insert(number, Arc::new(file));
         Ok(())
     }
 
     async fn write(&self, number: u64, at: u64, parts: Vec<Bytes>, is_synced: bool) -> Result<()> {
         let (file, path) = (self.file(number)?, self.path.join(name(number)));
-        blocking(move || {
-            let write = || -> std::io::Result<()> {
-                let mut at = at;
-                for part in parts {
-                    file.write_all_at(&part, at)?;
-                    at += part.len() as u64;
-                }
-                if is_synced { file.sync_data() } else { Ok(()) }
-            };
-            write().map_err(|error| failed(&path, &error))
-        })
-        .await
+        blocking(move || file.write(at, &parts, is_synced).map_err(|error| failed(&path, &error))).await
     }
 
     async fn read(&self, number: u64, at: u64, len: u64) -> Result<Bytes> {
         let (file, path) = (self.file(number)?, self.path.join(name(number)));
         blocking(move || {
             let read = || -> std::io::Result<Bytes> {
-                let there = file.metadata()?.len().saturating_sub(at).min(len);
+                let there = file.file.metadata()?.len().saturating_sub(at).min(len);
                 let mut bytes = BytesMut::zeroed(usize::try_from(there).unwrap_or(usize::MAX));
-                file.read_exact_at(&mut bytes, at)?;
+                file.file.read_exact_at(&mut bytes, at)?;
                 Ok(bytes.freeze())
             };
             read().map_err(|error| failed(&path, &error))

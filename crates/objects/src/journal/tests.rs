@@ -247,8 +247,13 @@ async fn a_directory_is_one_process_s_and_nobody_else_s() {
     refused(&open, "another process of this host uses the journal");
     let journal = Journal::new(Arc::clone(&disk) as _, identity, CONTEXT, 1 << 20);
     let places = journal.append(&[record(1, "one"), record(2, vec![7; 300_000])], true).await.unwrap();
+    // Behind a small record there are zeros, in which the next one comes.
+    for small in ["three", "four"] {
+        journal.append(&[record(3, small)], true).await.unwrap();
+    }
     let all = found(&*disk, identity).await.unwrap();
-    assert_eq!(all, [(1, Bytes::from("one")), (2, Bytes::from(vec![7; 300_000]))]);
+    let large = Bytes::from(vec![7; 300_000]);
+    assert_eq!(all, [(1, "one".into()), (2, large), (3, "three".into()), (3, "four".into())]);
     assert_eq!(journal.read_part(&places[1], 5..10).await.unwrap(), &[7; 5][..]);
     let dir = open.join(volume.to_string());
     let file = dir.join(format!("{:016x}", 1));
