@@ -258,17 +258,14 @@ impl Bucket {
 
     /// The names of the objects below `dir`, relative to it, in order, behind `after`.
     pub async fn list(&self, dir: &str, after: Option<&str>) -> Result<Vec<String>> {
-        let mut names: Vec<_> = self.list_all(dir, after).await?.into_iter().map(|(name, _)| name).collect();
+        let mut names: Vec<_> =
+            self.list_sizes(dir, after).await?.into_iter().map(|(name, _)| name).collect();
         names.sort_unstable();
         Ok(names)
     }
 
-    /// The names of the objects below `dir`, relative to it, in no order, each with its bytes.
-    pub async fn list_sizes(&self, dir: &str) -> Result<Vec<(String, u64)>> {
-        self.list_all(dir, None).await
-    }
-
-    async fn list_all(&self, dir: &str, after: Option<&str>) -> Result<Vec<(String, u64)>> {
+    /// As [`list`](Self::list), in no order, each with its bytes.
+    pub async fn list_sizes(&self, dir: &str, after: Option<&str>) -> Result<Vec<(String, u64)>> {
         let names = self.list_some(dir, after, MAX_NAMES).await?;
         if names.len() > MAX_NAMES {
             let detail = format!("{}/{dir}: more than {MAX_NAMES} objects", self.about.url);

@@ -218,7 +218,7 @@ impl Collector {
         }
         let mut sizes = BTreeMap::new();
         for dir in ["seg", "log", "meta"] {
-            let listed = self.bucket.list_sizes(dir).await?;
+            let listed = self.bucket.list_sizes(dir, None).await?;
             sizes.extend(listed.into_iter().map(|(name, bytes)| (format!("{dir}/{name}"), bytes)));
         }
         let records = self.records().await?;

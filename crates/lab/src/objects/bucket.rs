@@ -96,7 +96,7 @@ impl Server {
         let bucket = open(&self.url(name), self.endpoint.as_ref(), &self.runtime)?;
         let mut bytes = 0;
         for dir in ["seg", "log", "meta"] {
-            let listed = self.runtime.block_on(bucket.list_sizes(dir))?;
+            let listed = self.runtime.block_on(bucket.list_sizes(dir, None))?;
             bytes += listed.iter().map(|(_, len)| len).sum::<u64>();
         }
         Ok(bytes)
@@ -132,7 +132,7 @@ impl Server {
     /// If they cannot be listed.
     pub(super) fn objects(&self, name: &str) -> anyhow::Result<Vec<(String, u64)>> {
         let bucket = open(&self.base, self.endpoint.as_ref(), &self.runtime)?;
-        Ok(self.runtime.block_on(bucket.list_sizes(name))?)
+        Ok(self.runtime.block_on(bucket.list_sizes(name, None))?)
     }
 
     /// Makes an object, if none has its name; how long that took.

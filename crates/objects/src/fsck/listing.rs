@@ -34,7 +34,7 @@ impl Listing {
                 None => bucket.clone(),
             };
             for dir in ["seg", "log"] {
-                for (name, bytes) in listed.list_sizes(dir).await? {
+                for (name, bytes) in listed.list_sizes(dir, None).await? {
                     let object = match dir {
                         "log" => number_of(&name).map(Object::Log),
                         _ => segment_of(&format!("{dir}/{name}")),

@@ -229,7 +229,8 @@ async fn what_is_mostly_dead_is_repacked() {
     let bytes = async || {
         let mut bytes = 0;
         for dir in ["seg", "log"] {
-            bytes += bucket(&objects).list_sizes(dir).await.unwrap().iter().map(|(_, n)| n).sum::<u64>();
+            bytes +=
+                bucket(&objects).list_sizes(dir, None).await.unwrap().iter().map(|(_, n)| n).sum::<u64>();
         }
         bytes
     };
@@ -318,7 +319,7 @@ pub(super) async fn at_rest(mounted: &Mounted, objects: &Arc<InMemory>) -> (u64,
     assert_counted(mounted.tree()).await.unwrap();
     let mut stored = 0;
     for dir in ["seg", "log"] {
-        stored += bucket(objects).list_sizes(dir).await.unwrap().iter().map(|(_, n)| n).sum::<u64>();
+        stored += bucket(objects).list_sizes(dir, None).await.unwrap().iter().map(|(_, n)| n).sum::<u64>();
     }
     let mut parts = BTreeMap::<_, Vec<_>>::new();
     for (_, row) in mounted.tree().engine.scan(rows::all_keys(b'E'), usize::MAX).await.unwrap() {

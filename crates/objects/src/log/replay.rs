@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::pin::pin;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -12,6 +13,7 @@ use futures_util::{StreamExt as _, stream};
 use slatedb::wal::{WalError, WalIterator, WalRows};
 use store::{Error, ErrorKind, Result};
 use sync::mutant::is_on;
+use tokio::sync::Semaphore;
 
 use super::object::{self, HEADER, Header, LogKind, OBJECT_BYTES_MAX};
 use crate::bucket::Bucket;
@@ -19,8 +21,10 @@ use crate::codec::Codec;
 use crate::object_names::{log_name, number_of};
 
 /// Objects that are fetched at once: after a crash there is one for each fsync of the last seconds, and
-/// one by one each took a round trip. Few are larger than 8 MiB.
-const READ_TOGETHER: usize = 16;
+/// one by one each took a round trip.
+const READ_TOGETHER: usize = 64;
+/// Bytes of them that are fetched at once: as many as the largest object has.
+const READ_BYTES: u32 = 64 << 20;
 
 /// Reads the log, in its order.
 #[derive(Debug, Clone)]
@@ -99,10 +103,21 @@ impl Replay {
     /// The bucket's; `Io`: an object is damaged or missing, with its name.
     pub(crate) async fn read_to_end(&mut self, epoch: u64) -> Result<Read> {
         let after = log_name(self.next - 1);
-        let listed = self.bucket.list("log", Some(after.trim_start_matches("log/"))).await?;
-        let numbers: Vec<_> = listed.iter().filter_map(|name| number_of(name)).collect();
-        let bucket = self.bucket.clone();
-        let reads = numbers.clone().into_iter().map(move |number| read(bucket.clone(), number));
+        let listed = self.bucket.list_sizes("log", Some(after.trim_start_matches("log/"))).await?;
+        let mut listed: Vec<_> =
+            listed.iter().filter_map(|(name, size)| Some((number_of(name)?, *size))).collect();
+        listed.sort_unstable();
+        let numbers: Vec<_> = listed.iter().map(|(number, _)| *number).collect();
+        let (bucket, room) = (self.bucket.clone(), Arc::new(Semaphore::new(READ_BYTES as usize)));
+        let reads = listed.into_iter().map(move |(number, bytes)| {
+            let (bucket, room) = (bucket.clone(), Arc::clone(&room));
+            async move {
+                let bytes = u32::try_from(bytes).map_or(READ_BYTES, |bytes| bytes.min(READ_BYTES));
+                // Those before it are taken before it, and give their room back.
+                let room = room.acquire_many_owned(bytes).await;
+                Ok::<_, Error>((read(bucket, number).await?, room))
+            }
+        });
         let mut objects = pin!(stream::iter(reads).buffered(READ_TOGETHER).enumerate());
         while let Some((index, object)) = objects.next().await {
             let number = numbers[index];
@@ -114,7 +129,8 @@ impl Replay {
                 self.check_gap(&numbers[index..]).await?;
                 break;
             }
-            if !self.take(number, object?, epoch)? {
+            let (object, _room) = object?;
+            if !self.take(number, object, epoch)? {
                 return Ok(Read::Newer { number });
             }
         }
