@@ -1,9 +1,11 @@
 //! Bulk data of rounds on its way into segments.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use store::Result;
+use tokio::time::sleep;
 use tokio::{pin, select};
 
 use crate::pending::given_up;
@@ -12,6 +14,9 @@ use crate::segment_queue::{Extents, Queued, len_of_pieces};
 use crate::segments::EXTENT_BYTES_MAX;
 use crate::tree::Tree;
 use crate::turns::Turn;
+
+/// How long less than a segment waits for others to share one with, while nobody waits for it.
+const ALONE_MAX: Duration = Duration::from_secs(1);
 
 impl Tree {
     /// Writes extents of one inode to segments, when it is their tenant's turn, and returns where each
@@ -55,10 +60,20 @@ impl Tree {
         let (queued, received) = self.segment_queue.add(tenant, ino, extents);
         let others = async { received.await.map_err(|_| given_up()) };
         pin!(others);
+        let turn = async {
+            if !queued.fills_segment() {
+                select! {
+                    () = awaited() => {}
+                    () = self.pending.room_wanted() => {}
+                    () = sleep(ALONE_MAX) => {}
+                }
+            }
+            self.turn(tenant, false, awaited()).await
+        };
         let turn = select! {
             biased;
             done = &mut others => return Ok(starts.into_iter().zip(done??).collect()),
-            turn = self.turn(tenant, false, awaited()) => turn,
+            turn = turn => turn,
         };
         let done = if let Some(own) = queued.take() {
             let is_awaited = awaited().now_or_never().is_some();

@@ -30,6 +30,8 @@ pub(crate) struct Pending {
     changed: Notify,
     /// There is such a file.
     came: Notify,
+    /// A write waits for room.
+    wanted: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -113,9 +115,21 @@ impl Pending {
                 if waiting.is_none() {
                     *state.waiting.entry(tenant).or_default() += 1;
                     waiting = Some(Waiting { pending: self, tenant });
+                    self.wanted.notify_waiters();
                 }
             }
             changed.await;
+        }
+    }
+
+    /// Waits until a write waits for room.
+    pub(crate) async fn room_wanted(&self) {
+        loop {
+            let wanted = self.wanted.notified();
+            if !self.state.lock().waiting.is_empty() {
+                return;
+            }
+            wanted.await;
         }
     }
 
@@ -232,9 +246,13 @@ mod schedules {
         assert!(!pending.take(1, half).await.unwrap());
         pending.begin_round(half);
         assert!(!pending.take(2, LITTLE).await.unwrap(), "as much is left for others");
+        let wanted = pending.room_wanted();
+        pin!(wanted);
+        assert!(poll!(&mut wanted).is_pending());
         let more = pending.take(1, half);
         pin!(more);
         assert!(poll!(&mut more).is_pending());
+        assert!(poll!(&mut wanted).is_ready());
         pending.end_round(1, half);
         assert!(more.await.unwrap(), "more than half waits for a round");
         pending.give(1, half);

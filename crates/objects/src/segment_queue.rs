@@ -1,8 +1,9 @@
 //! Extents that wait for their tenant's turn to upload a segment. The first whose turn comes takes others
 //! of the same tenant into its segment.
 //!
-//! Many files of a few MiB are so many rounds, each less than a segment. While the bucket takes others,
-//! they wait; together they are fewer requests, and a request is what a bucket charges for.
+//! Many files of a few MiB are so many rounds, each less than a segment. They wait for each other, and
+//! while the bucket takes others; together they are fewer requests, and a request is what a bucket
+//! charges for.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -67,6 +68,13 @@ impl SegmentQueue {
 }
 
 impl QueueEntry<'_> {
+    /// Whether what its tenant has waiting is enough for a segment.
+    pub(crate) fn fills_segment(&self) -> bool {
+        let state = self.queue.0.lock();
+        let waiting = state.waiting.get(&self.tenant).into_iter().flatten();
+        waiting.map(|queued| queued.len).sum::<usize>() >= EXTENT_BYTES_MAX
+    }
+
     /// Takes its extents out of the queue; `None`: another's segment has taken them.
     pub(crate) fn take(&self) -> Option<Queued> {
         let mut state = self.queue.0.lock();
@@ -119,7 +127,9 @@ mod tests {
         let extents = |len: usize| vec![(0, vec![Bytes::from(vec![0; len])])];
         let third = EXTENT_BYTES_MAX / 3;
         let waiting: Vec<_> = (0..4).map(|ino| queue.add(1, ino, extents(third))).collect();
+        assert!(waiting[0].0.fills_segment());
         let (other, _received) = queue.add(2, 9, extents(third));
+        assert!(!other.fills_segment(), "what others have waiting does not count");
         let (given_up, _) = queue.add(1, 4, extents(1));
         drop(given_up);
         let own = waiting[1].0.take().unwrap();
