@@ -125,6 +125,7 @@ pub(crate) struct Counters {
     /// By the store itself, from one file to another.
     pub(crate) bytes_copied: StatCounter,
     pub(crate) writeback_errors: StatCounter,
+    pub(crate) read_errors: StatCounter,
     pub(crate) waits: StatCounter,
 }
 

@@ -170,9 +170,10 @@ impl Inode {
         let read = self.read_within_limits(ctx, buf, offset);
         if let Err(Error::Store(error)) = &read
             && error.kind() == ErrorKind::Io
-            && let now = self.core.options.clock.now()
-            && let Some(left_out) = self.core.failed_reads.note(self.id, offset, now)
         {
+            self.core.counters.read_errors.add(1);
+            let now = self.core.options.clock.now();
+            let Some(left_out) = self.core.failed_reads.note(self.id, offset, now) else { return read };
             let path = self.core.store.path_of(self.id);
             let (volume, path) =
                 (self.core.options.name.as_str(), path.as_ref().map(|path| path.to_string_lossy()));

@@ -51,6 +51,8 @@ pub struct Status {
     pub bytes_written_back: u64,
     /// Write-back errors since the start.
     pub writeback_errors: u64,
+    /// Reads that the store has failed since the start.
+    pub read_errors: u64,
     /// Writes that had to wait for room in the cache.
     pub writer_waits: u64,
     /// Files whose data could not be written at the last attempt.
@@ -131,6 +133,7 @@ impl Volume {
             openers: self.openers().unwrap_or_default(),
             bytes_written_back: written,
             writeback_errors: self.core.counters.writeback_errors.get(),
+            read_errors: self.core.counters.read_errors.get(),
             writer_waits: self.core.counters.waits.get(),
             store_requests: self.core.store.requests(),
             switching: self.core.bdi.status(),

@@ -122,6 +122,9 @@ pub struct Status {
     /// Attempts to write a file back that failed, since the start.
     #[serde(default)]
     pub writeback_errors: u64,
+    /// Reads that the store has failed, since the start.
+    #[serde(default)]
+    pub read_errors: u64,
     /// Writes that had to wait for room in the cache, since the start.
     #[serde(default)]
     pub writer_waits: u64,

@@ -43,7 +43,7 @@ pub enum MetricKind {
 type Figure = (&'static str, MetricKind, &'static str, fn(&Status) -> u64);
 
 /// The figures without labels of their own.
-const FIGURES: [Figure; 33] = {
+const FIGURES: [Figure; 34] = {
     use MetricKind::{Counter, Gauge};
     [
         ("read_only", Gauge, "1 where the volume is read-only.", |v| v.read_only.into()),
@@ -64,6 +64,7 @@ const FIGURES: [Figure; 33] = {
         ("writeback_errors_total", Counter, "Attempts to write a file to the store that failed.", |v| {
             v.writeback_errors
         }),
+        ("read_errors_total", Counter, "Reads that the store has failed.", |v| v.read_errors),
         ("failing_files", Gauge, "Files that could not be written; their data waits in the cache.", |v| {
             v.failing_files
         }),

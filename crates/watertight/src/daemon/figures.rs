@@ -38,6 +38,7 @@ impl Status {
             open_files: volume.open_files,
             openers: volume.openers.clone(),
             writeback_errors: volume.writeback_errors,
+            read_errors: volume.read_errors,
             writer_waits: volume.writer_waits,
             stalls: volume.stalls,
             stalled: volume.stalled.as_ref().map(stalled),

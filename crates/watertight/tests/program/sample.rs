@@ -64,6 +64,7 @@ pub(crate) fn status() -> Status {
         open_files: 112,
         openers: vec![150],
         writeback_errors: 113,
+        read_errors: 175,
         writer_waits: 114,
         failing_files: 115,
         failing_bytes: 116,

@@ -384,6 +384,7 @@ fn a_range_that_is_damaged_is_an_error_of_this_range_alone_with_the_names_of_fil
         let log = daemon.stderr();
         let line = log.lines().find(|line| line.contains("a read failed")).unwrap();
         assert!(line.contains(file) && line.contains(object) && line.contains("ERROR"), "{line}");
+        assert!(volumes.world.rig.volume()["read_errors"].as_u64().unwrap() > 0, "{object}");
         drop(open);
         volumes.world.umount(&daemon);
         copy(&volumes.unmounted.join(object), &volumes.bucket.join(object));
