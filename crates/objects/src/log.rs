@@ -71,7 +71,7 @@ const _: () = assert!((SEAL_BYTES + BATCH_BYTES_MAX + SEAL_BYTES) as u64 <= obje
 /// Bytes that are sealed and not durable from which on callers wait.
 const QUEUED_BYTES_MAX: usize = 64 << 20;
 /// The part of the time of a commit that another waits for company.
-const PAUSE_PART: u32 = 10;
+const PAUSE_PART: u32 = 6;
 /// Also where the store is very slow.
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 /// A shorter pause is none: timers are coarser.
