@@ -14,8 +14,8 @@
 //! stay where they are.
 //!
 //! Not handed over: connections over io_uring, whose entries belong to this program's memory;
-//! clones of the mountpoint; mountpoints whose syncs this process reports to the kernel by a device
-//! of its own (kernels before 6.18).
+//! mountpoints whose syncs this process reports to the kernel by a device of its own (kernels before
+//! 6.18).
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -82,9 +82,6 @@ impl SessionView {
                 "requests come over io_uring, which cannot be handed over; mount with -o uring=off",
             ));
         }
-        if connection.tree.has_clones() {
-            return Err(PauseError::Unsupported("it was cloned, and clones cannot be handed over yet"));
-        }
         if connection.page.is_some() {
             return Err(PauseError::Unsupported(
                 "on this kernel its syncs are reported by a device of the process, which cannot be handed over",
@@ -123,8 +120,6 @@ impl SessionView {
         if !all.all(|one| one.invalidations.wait_until(until)) {
             return Err(PauseError::Busy { requests: 1 });
         }
-        // It may have been cloned meanwhile.
-        self.can_pause()?;
         Ok(paused)
     }
 }

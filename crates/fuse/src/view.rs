@@ -44,6 +44,13 @@ impl TreeHandle {
         Ok(Self { shared: Arc::clone(&self.shared), view })
     }
 
+    /// The clones of the mountpoint's namespace that have not ended.
+    #[must_use]
+    pub fn clones(&self) -> Vec<Self> {
+        let one = |view| Self { shared: Arc::clone(&self.shared), view };
+        self.shared.tree.clones().into_iter().map(one).collect()
+    }
+
     /// The clone's name in the file system's root directory, where only root finds it; `None` for
     /// the first.
     #[must_use]
@@ -71,9 +78,10 @@ impl TreeHandle {
     }
 
     /// `on_unused` is called, once and by a thread of its own, when the clone has no user any more,
-    /// in any mount namespace; it has to [end](Self::end_clone) the clone.
+    /// in any mount namespace, or had none any more when it was handed over; it has to
+    /// [end](Self::end_clone) the clone.
     pub fn when_unused(&self, on_unused: impl FnOnce() + Send + 'static) {
-        self.view.when_unused(Box::new(on_unused));
+        self.shared.tree.when_unused(&self.view, Box::new(on_unused));
     }
 
     /// Detaches everything from this namespace. On return, volumes that are attached nowhere else

@@ -155,16 +155,28 @@ impl Namespace {
     /// [`Error::NotPermitted`], and [`Error::NotHere`] if this one has ended.
     pub fn try_clone(&self) -> Result<Self> {
         self.check_rights()?;
-        let from = &self.ns;
-        let ns =
-            Ns::new(Arc::clone(&from.propagation_domain), from.options.clone(), Arc::clone(&from.teardown));
+        let ns = self.ns.beside();
         let mut change = Change::default();
         let result = {
-            let mut tree = from.propagation_domain.tree.lock();
-            tree.clone_all(from, &ns, &mut change)
+            let mut tree = ns.propagation_domain.tree.lock();
+            tree.clone_all(&self.ns, &ns, &mut change)
         };
         change.retire();
         result.map(|()| Self::of(ns))
+    }
+
+    /// A namespace with a mount of this one's root and no other, which has no peers: others are
+    /// attached there one by one, and [tied](Self::tie). So a clone is made that was written down.
+    ///
+    /// # Errors
+    /// As [`try_clone`](Self::try_clone).
+    pub fn try_beside(&self) -> Result<Self> {
+        self.check_rights()?;
+        let root = self.root().and_then(|root| self.superblock(root)).ok_or(Error::NotHere)?;
+        root.grab()?;
+        let ns = self.ns.beside();
+        ns.begin(&root);
+        Ok(Self::of(ns))
     }
 
     /// Finds a mountpoint, takes the lock of the tree, and makes the change there: the walk is made

@@ -61,7 +61,7 @@ pub use attach::NewMount;
 pub use error::{Busy, Error, Holder, Result};
 pub use mount::{MountId, PathRef, VfsPath};
 pub use namespace::{MountInfo, Namespace, Rights, Stats};
-pub use propagate::Propagation;
+pub use propagate::{Propagation, Ties};
 pub use superblock::{ActiveRef, FoundInode, Inode, Kind, Superblock, SuperblockRef};
 pub use tree::Options;
 pub use umount::Umount;

@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use rcu::Domain;
 
-use crate::change::Change;
 use crate::error::{Error, Holder, Result};
-use crate::mount::{Mount, MountId, PathRef, VfsPath};
+use crate::mount::{MountId, PathRef, VfsPath};
 use crate::superblock::{Inode, Kind, SuperblockRef};
 use crate::teardown::{OnDemand, Teardown};
-use crate::tree::{Node, Ns, Options, PropagationState};
+use crate::tree::{Node, Ns, Options};
 use crate::walk::{Base, FinalSymlink};
 
 /// A tree of mounts, with its own readers.
@@ -88,10 +87,7 @@ impl Namespace {
     ) -> Result<Self> {
         root.grab()?;
         let ns = Ns::new(Arc::default(), options, teardown);
-        let mount = Mount::new(&ns.core, root.clone(), (root.superblock().root(), Kind::Directory), None);
-        let mut change = Change::default();
-        ns.propagation_domain.tree.lock().set_root(&ns, &mount, PropagationState::default(), &mut change);
-        change.retire();
+        ns.begin(root);
         Ok(Self::of(ns))
     }
 

@@ -1,6 +1,6 @@
 //! Propagation of changes between peers and to slaves, analogous to Linux's fs/pnode.c.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,6 +22,18 @@ pub enum Propagation {
     Private,
     /// Neither, and a bind does not copy it.
     Unbindable,
+}
+
+/// How a mount is tied to others, as [`MountInfo`](crate::MountInfo) tells it: groups by numbers that
+/// mean something among themselves only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ties {
+    /// The group of its peers.
+    pub shared: Option<u64>,
+    /// The group whose changes it receives.
+    pub master: Option<u64>,
+    /// A bind does not copy it.
+    pub is_unbindable: bool,
 }
 
 /// A mountpoint that gets a copy, and how the mounts there propagate.
@@ -53,6 +65,27 @@ impl Namespace {
         let ids = if is_recursive { tree.subtree(place.mount) } else { vec![place.mount] };
         for id in ids {
             tree.set_propagation(id, propagation);
+        }
+        Ok(())
+    }
+
+    /// Ties mounts, of this namespace and of those that were made of it, to each other as they were
+    /// tied when they were written down. Whoever attaches a mount meanwhile does not see it tied.
+    ///
+    /// # Errors
+    /// [`Error::NotHere`] if one of them is not there; [`Error::NotPermitted`].
+    pub fn tie(&self, mounts: &[(MountId, Ties)]) -> Result<()> {
+        self.check_rights()?;
+        let mut tree = self.ns.propagation_domain.tree.lock();
+        if mounts.iter().any(|(mount, _)| !tree.nodes.contains_key(mount)) {
+            return Err(Error::NotHere);
+        }
+        let mut groups = HashMap::new();
+        for (mount, ties) in mounts {
+            let mut group = |was: u64| *groups.entry(was).or_insert_with(|| tree.new_group());
+            let (shared, master) = (ties.shared.map(&mut group), ties.master.map(&mut group));
+            let state = PropagationState { group: shared, master, is_unbindable: ties.is_unbindable };
+            tree.set_propagation_state(*mount, state);
         }
         Ok(())
     }

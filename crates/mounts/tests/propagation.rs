@@ -4,8 +4,10 @@
 
 mod common;
 
+use std::collections::HashMap;
+
 use common::{Fs, namespace};
-use watertight_mounts::{Base, Busy, Error, FinalSymlink, Namespace, Propagation, Umount};
+use watertight_mounts::{Base, Busy, Error, FinalSymlink, Namespace, Propagation, Ties, Umount};
 
 const ROOT: Base<'static> = Base::Root;
 const SYNC: Umount = Umount::empty();
@@ -325,4 +327,57 @@ fn an_attach_that_fails_half_way_leaves_no_trace() {
     assert_eq!(fs.shutdowns(), 1);
     full.attach(ROOT, "w", &late).unwrap();
     assert!(has(&peer, "w/g"));
+}
+
+/// Namespaces that were written down and made again, mount by mount, pass on what they did.
+#[test]
+fn namespaces_that_are_made_again_are_tied_as_they_were() {
+    let (first, _) = namespace(&["v/", "w/"]);
+    attach(&first, "v", &["d/"]);
+    let whole = |ns: &Namespace, how| ns.set_propagation(ROOT, "/", how, true).unwrap();
+    whole(&first, Propagation::Shared);
+    let peer = first.try_clone().unwrap();
+    let [slave, alone] = [Propagation::Slave, Propagation::Private].map(|how| {
+        let clone = first.try_clone().unwrap();
+        whole(&clone, how);
+        clone
+    });
+    let (old, (new, _)) = ([first, peer, slave, alone], namespace(&["v/", "w/"]));
+    let mut made = vec![new];
+    made.extend((1..old.len()).map(|_| made[0].try_beside().unwrap()).collect::<Vec<_>>());
+    let (mut mounts, mut ties) = (HashMap::new(), Vec::new());
+    let (_, sb) = Fs::new(&["d/"]).mountable();
+    for (old, new) in old.iter().zip(&made) {
+        for info in old.mounts() {
+            let mount = match info.on {
+                None => new.root().unwrap(),
+                Some(_) => {
+                    let (at, _) = new.resolve(ROOT, "v", FinalSymlink::Follow).unwrap();
+                    new.attach_dir_all(at, "", &sb, info.root).unwrap()[0].mount
+                }
+            };
+            mounts.insert(info.mount, mount);
+            let is_unbindable = info.is_unbindable;
+            ties.push((mount, Ties { shared: info.shared, master: info.master, is_unbindable }));
+        }
+    }
+    made[0].tie(&ties).unwrap();
+    assert_eq!(mounts.len(), 8);
+    for (from, receivers) in [
+        [true, true, true, false],
+        [true, true, true, false],
+        [false, false, true, false],
+        [false, false, false, true],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for path in ["w", "v/d"] {
+            attach(&made[from], path, &["x"]);
+            let seen = [0, 1, 2, 3].map(|ns| has(&made[ns], &format!("{path}/x")));
+            assert_eq!(seen, receivers, "{path} of {from}");
+            made[from].umount(ROOT, path, SYNC).unwrap();
+        }
+    }
+    assert_eq!(made[0].tie(&[(old[0].root().unwrap(), Ties::default())]), Err(Error::NotHere));
 }

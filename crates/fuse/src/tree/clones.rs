@@ -38,7 +38,7 @@ use volume::NodeId;
 
 use super::mount_node::MountNode;
 use super::mount_tree::MountTree;
-use super::namespace_view::NamespaceView;
+use super::namespace_view::{NamespaceView, OnUnused};
 use super::types::TreeError;
 use super::wire::NodeTag;
 use crate::mount::show::PREFIX;
@@ -49,9 +49,21 @@ impl MountTree {
     /// not used any more. Ending it may wait for stores, and is left to a thread of its own: this
     /// one serves requests.
     pub(crate) fn forget_clone_root(self: &Arc<Self>, view: &NamespaceView, n: u64) {
-        if !view.drop_lookups(n) {
-            return;
+        if view.drop_lookups(n) {
+            self.end_unused(view);
         }
+    }
+
+    /// From now on, when the clone has no user any more, `on_unused` is called instead of ending
+    /// it.
+    pub(crate) fn when_unused(self: &Arc<Self>, view: &NamespaceView, on_unused: OnUnused) {
+        view.when_unused(on_unused);
+        if view.was_unused {
+            self.end_unused(view);
+        }
+    }
+
+    fn end_unused(self: &Arc<Self>, view: &NamespaceView) {
         let (on_unused, tree, name) = (view.take_on_unused(), Arc::clone(self), view.name.clone());
         let end = move || match on_unused {
             Some(on_unused) => on_unused(),
@@ -93,20 +105,8 @@ impl MountTree {
         if propagation != Propagation::Shared {
             whole(&namespace, propagation)?;
         }
-        let tag = self.new_tag()?;
-        let mount = namespace.root().ok_or(mounts::Error::NotHere)?;
-        let volume = (Arc::clone(&self.root), self.first.root.superblock.clone());
-        let root = Arc::new(MountNode::of_mount(tag, (mount, NodeId::ROOT), volume, &namespace));
-        let name = OsString::from(format!("{PREFIX}{}", tag.number()));
-        let view = Arc::new(NamespaceView::new(Arc::clone(&namespace), Arc::clone(&root), name));
-        self.root.add_mount(tag);
-        self.change(|state, snapshot| {
-            state.add_node(snapshot, Arc::clone(&root));
-            state.by_mount.insert(mount, root);
-            snapshot.clones.insert(tag, Arc::clone(&view));
-            // ORDERING: Release, with the Acquire in `has_clones`.
-            self.clones.store(snapshot.clones.len(), Ordering::Release);
-        });
+        let view = self.view_of(self.new_tag()?, &namespace)?;
+        let view = self.add_clone(view);
         // Until there is nothing new: of two threads that meet here, the second registers what came
         // meanwhile by propagation.
         loop {
@@ -120,6 +120,33 @@ impl MountTree {
                 return Ok(view);
             }
         }
+    }
+
+    /// A view of a namespace whose root gets this tag.
+    pub(super) fn view_of(
+        &self,
+        tag: NodeTag,
+        namespace: &Arc<Namespace>,
+    ) -> Result<NamespaceView, TreeError> {
+        let mount = namespace.root().ok_or(mounts::Error::NotHere)?;
+        let volume = (Arc::clone(&self.root), self.first.root.superblock.clone());
+        let root = Arc::new(MountNode::of_mount(tag, (mount, NodeId::ROOT), volume, namespace));
+        let name = OsString::from(format!("{PREFIX}{}", tag.number()));
+        Ok(NamespaceView::new(Arc::clone(namespace), root, name))
+    }
+
+    /// Requests find the clone from now on.
+    pub(super) fn add_clone(&self, view: NamespaceView) -> Arc<NamespaceView> {
+        let (tag, view) = (view.root.tag, Arc::new(view));
+        self.root.add_mount(tag);
+        self.change(|state, snapshot| {
+            state.add_node(snapshot, Arc::clone(&view.root));
+            state.by_mount.extend(view.root.mount.map(|mount| (mount, Arc::clone(&view.root))));
+            snapshot.clones.insert(tag, Arc::clone(&view));
+            // ORDERING: Release, with the Acquire in `has_clones`.
+            self.clones.store(snapshot.clones.len(), Ordering::Release);
+        });
+        view
     }
 
     /// Ends a clone, with what is attached in it and nowhere else, and waits for that. With

@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::sync::Arc;
 
-use mounts::{Inode, MountId, SuperblockRef, VfsPath};
+use mounts::{Inode, MountId, MountInfo, SuperblockRef, Ties, VfsPath};
 use serde::{Deserialize, Serialize};
 use sync::atomic::Ordering;
 use volume::{HandleId, NodeId, Volume};
@@ -39,6 +39,31 @@ pub(crate) struct TreeHandover {
     mounts: Vec<MountState>,
     /// Mounts that have left, of which directories are open.
     left: Vec<LeftState>,
+    /// Clones of the mountpoint.
+    #[serde(default)]
+    clones: Vec<CloneState>,
+    /// How the mountpoint's own root propagates.
+    #[serde(default)]
+    ties: TiesState,
+}
+
+/// How a mount propagates, by numbers of groups that mean something in one handover only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+struct TiesState {
+    shared: Option<u64>,
+    master: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct CloneState {
+    /// Its root's; its name is made of it.
+    tag: NodeTag,
+    /// Look-ups of its root that the kernel has.
+    lookups: u64,
+    is_shown: bool,
+    /// Directories that are open through its root.
+    dirs: usize,
+    ties: TiesState,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +95,8 @@ struct MountState {
     name: usize,
     /// Directories that are open through it.
     dirs: usize,
+    #[serde(default)]
+    ties: TiesState,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,26 +149,40 @@ impl MountTree {
         if self.is_plain() {
             return Ok(None);
         }
-        if self.has_clones() {
-            return Err("it was cloned, and clones cannot be handed over");
-        }
-        // Each after the one that it is on.
-        let order = self.first.namespace.mounts();
+        let views = || self.clones().into_iter().chain([Arc::clone(&self.first)]);
+        // Of each namespace, each after the one that it is on.
+        let order: Vec<_> = views().map(|view| (view.namespace.mounts(), view)).collect();
         let state = self.state.lock();
         let (mut names, mut mounts, mut left, mut volumes) =
             (Names::default(), Vec::new(), Vec::new(), Vec::new());
-        for mount in order.iter().map(|info| info.mount).filter(|mount| self.first.root.mount != Some(*mount))
-        {
-            let at = state.attachments.get(&mount).ok_or("what is attached to it changes just now")?;
-            mounts.push(MountState {
-                tag: at.mount_node.tag,
-                volume: at.mount_node.served.tag,
-                root: at.mount_node.root,
-                on: at.on.tag,
-                covered: at.covered.node,
-                name: names.index_of(&at.name),
-                dirs: open_dirs(&at.mount_node),
-            });
+        let (mut clones, mut own_ties) = (Vec::new(), TiesState::default());
+        for (infos, view) in &order {
+            for MountInfo { mount, shared, master, .. } in infos {
+                let ties = TiesState { shared: *shared, master: *master };
+                if view.root.mount != Some(*mount) {
+                    let at = state.attachments.get(mount).ok_or("what is attached to it changes just now")?;
+                    mounts.push(MountState {
+                        tag: at.mount_node.tag,
+                        volume: at.mount_node.served.tag,
+                        root: at.mount_node.root,
+                        on: at.on.tag,
+                        covered: at.covered.node,
+                        name: names.index_of(&at.name),
+                        dirs: open_dirs(&at.mount_node),
+                        ties,
+                    });
+                } else if view.root.tag == NodeTag::ROOT {
+                    own_ties = ties;
+                } else {
+                    clones.push(CloneState {
+                        tag: view.root.tag,
+                        lookups: view.lookups(),
+                        is_shown: view.is_shown(),
+                        dirs: open_dirs(&view.root),
+                        ties,
+                    });
+                }
+            }
         }
         for node in state.snapshot.by_tag.values() {
             let (tag, volume) = (node.tag, node.served.tag);
@@ -157,7 +198,8 @@ impl MountTree {
             }
         }
         let (last_tag, names) = (state.last_tag, names.states);
-        Ok(Some(TreeHandover { last_tag, generation: wire::of_process(), volumes, names, mounts, left }))
+        let (generation, ties) = (wire::of_process(), own_ties);
+        Ok(Some(TreeHandover { last_tag, generation, volumes, names, mounts, left, clones, ties }))
     }
 
     /// A volume that has begun to end.
@@ -178,10 +220,11 @@ impl MountTree {
         wire::resume_generations(state.generation);
         // Also where nothing is attached any more: the next program has to know the tag, too.
         self.change(|now, _| now.last_tag = state.last_tag);
-        let mut resumed = Resumed { tree: self, volumes: HashMap::new(), mounts: HashMap::new() };
+        let mut resumed =
+            Resumed { tree: self, volumes: HashMap::new(), mounts: HashMap::new(), ties: Vec::new() };
         let first = &self.first.root;
         resumed.volumes.insert(NodeTag::ROOT, (Arc::clone(&first.served), first.superblock.clone()));
-        resumed.mounts.insert(NodeTag::ROOT, Arc::clone(first));
+        resumed.has_mount(first, state.ties);
         let mut places = Vec::with_capacity(volumes.len());
         for one in volumes {
             let tag = NodeTag::from_number(one.number);
@@ -193,9 +236,14 @@ impl MountTree {
             return Err(TreeError::BadState("a volume is missing"));
         }
         let names = state.names.iter().map(|name| resumed.name(name)).collect::<Result<Vec<_>, _>>()?;
+        for clone in &state.clones {
+            resumed.clone_of_it(clone)?;
+        }
         for mount in &state.mounts {
             resumed.mount(mount, &names)?;
         }
+        // Before that, no mount would have been made where it was alone.
+        self.first.namespace.tie(&resumed.ties)?;
         for left in &state.left {
             resumed.left(left)?;
         }
@@ -213,9 +261,26 @@ struct Resumed<'a> {
     tree: &'a Arc<MountTree>,
     volumes: HashMap<NodeTag, (Arc<AttachedVolume>, SuperblockRef)>,
     mounts: HashMap<NodeTag, Arc<MountNode>>,
+    ties: Vec<(MountId, Ties)>,
 }
 
 impl Resumed<'_> {
+    fn has_mount(&mut self, node: &Arc<MountNode>, TiesState { shared, master }: TiesState) {
+        self.mounts.insert(node.tag, Arc::clone(node));
+        let ties = Ties { shared, master, is_unbindable: false };
+        self.ties.extend(node.mount.map(|mount| (mount, ties)));
+    }
+
+    fn clone_of_it(&mut self, state: &CloneState) -> Result<(), TreeError> {
+        let namespace = Arc::new(self.tree.first.namespace.try_beside()?);
+        let view = self.tree.view_of(state.tag, &namespace)?.resumed(state.is_shown, state.lookups);
+        // ORDERING: Relaxed here and below, no request is served yet.
+        view.root.dirs.store(state.dirs, Ordering::Relaxed);
+        let view = self.tree.add_clone(view);
+        self.has_mount(&view.root, state.ties);
+        Ok(())
+    }
+
     fn served(&self, tag: NodeTag) -> Result<(Arc<AttachedVolume>, SuperblockRef), TreeError> {
         self.volumes.get(&tag).cloned().ok_or(TreeError::BadState("it names a volume that is not in it"))
     }
@@ -241,22 +306,22 @@ impl Resumed<'_> {
 
     fn mount(&mut self, state: &MountState, names: &[Arc<Dentry>]) -> Result<(), TreeError> {
         let (served, superblock) = self.served(state.volume)?;
-        let on = self.mounts.get(&state.on).ok_or(TreeError::BadState("a mount is on none"))?;
+        let on = self.mounts.get(&state.on).map(Arc::clone);
+        let on = on.ok_or(TreeError::BadState("a mount is on none"))?;
         let name = names.get(state.name).ok_or(TreeError::BadState("a mount has no name"))?;
-        let namespace = &self.tree.first.namespace;
+        let namespace = Arc::clone(&on.namespace);
         let mount = on.mount.ok_or(TreeError::BadState("a mount is on a volume's files"))?;
         let place = VfsPath { mount, inode: Inode(state.covered.0) };
         served.add_mount(state.tag);
         let made = namespace.attach_dir_all(place, "", &superblock, Inode(state.root.0))?;
         let (mount, volume) = ((first(&made), state.root), (Arc::clone(&served), superblock));
-        let mount_node = MountNode::of_mount(state.tag, mount, volume, namespace);
-        // ORDERING: Relaxed here and below, no request is served yet.
+        let mount_node = MountNode::of_mount(state.tag, mount, volume, &namespace);
         mount_node.dirs.store(state.dirs, Ordering::Relaxed);
         let covered = NodePin { served: Arc::clone(&on.served), node: state.covered };
         let shown = NodePin { served, node: state.root };
-        let is_new = self.tree.register((mount_node, shown), (Arc::clone(on), covered), name);
+        let is_new = self.tree.register((mount_node, shown), (on, covered), name);
         let known = self.tree.mount_node(first(&made)).filter(|_| is_new);
-        self.mounts.insert(state.tag, known.ok_or(TreeError::BadState("a mount is in it twice"))?);
+        self.has_mount(&known.ok_or(TreeError::BadState("a mount is in it twice"))?, state.ties);
         Ok(())
     }
 

@@ -211,7 +211,7 @@ impl MountTree {
     }
 
     /// All clones.
-    pub(super) fn clones(&self) -> Vec<Arc<NamespaceView>> {
+    pub(crate) fn clones(&self) -> Vec<Arc<NamespaceView>> {
         self.state.lock().snapshot.clones.values().map(Arc::clone).collect()
     }
 }

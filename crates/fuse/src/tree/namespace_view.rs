@@ -21,6 +21,8 @@ pub(crate) struct NamespaceView {
     pub(crate) name: OsString,
     pub(super) is_shown: AtomicBool,
     lookups: AtomicU64,
+    /// It had no user any more when it was handed over.
+    pub(super) was_unused: bool,
     /// None: no callback was set, or it was called.
     on_unused: Mutex<Option<OnUnused>>,
 }
@@ -34,7 +36,21 @@ impl fmt::Debug for NamespaceView {
 impl NamespaceView {
     pub(super) fn new(namespace: Arc<Namespace>, root: Arc<MountNode>, name: OsString) -> Self {
         let (is_shown, lookups) = (AtomicBool::new(true), AtomicU64::new(0));
-        Self { namespace, root, name, is_shown, lookups, on_unused: Mutex::default() }
+        let (was_unused, on_unused) = (false, Mutex::default());
+        Self { namespace, root, name, is_shown, lookups, was_unused, on_unused }
+    }
+
+    /// As the program before had it: shown or not, and so many look-ups of its root that the kernel
+    /// has.
+    pub(super) fn resumed(self, is_shown: bool, lookups: u64) -> Self {
+        let (is_shown, was_unused) = (AtomicBool::new(is_shown), lookups == 0);
+        Self { is_shown, lookups: AtomicU64::new(lookups), was_unused, ..self }
+    }
+
+    /// The look-ups of its root that the kernel has.
+    pub(super) fn lookups(&self) -> u64 {
+        // ORDERING: Relaxed, no request is under way.
+        self.lookups.load(Ordering::Relaxed)
     }
 
     /// Whether a mountpoint may still lead there.
@@ -56,9 +72,8 @@ impl NamespaceView {
         self.lookups.fetch_sub(n, Ordering::AcqRel) == n
     }
 
-    /// From now on, when the clone has no user any more, `on_unused` is called instead of ending
-    /// it.
-    pub(crate) fn when_unused(&self, on_unused: OnUnused) {
+    /// See [`MountTree::when_unused`](super::mount_tree::MountTree::when_unused).
+    pub(super) fn when_unused(&self, on_unused: OnUnused) {
         *self.on_unused.lock() = Some(on_unused);
     }
 

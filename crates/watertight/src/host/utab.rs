@@ -58,8 +58,8 @@ impl Entry {
 
     /// The entry that the program before this one has added.
     #[must_use]
-    pub(crate) fn resume(mount: &Mount) -> Option<Self> {
-        let target = escape(mount.mountpoint.as_os_str().as_bytes());
+    pub(crate) fn resume(mountpoint: &Path) -> Option<Self> {
+        let target = escape(mountpoint.as_os_str().as_bytes());
         rustix::process::geteuid().is_root().then(|| Self { dir: DIR.into(), target })
     }
 

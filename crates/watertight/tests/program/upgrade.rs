@@ -1,6 +1,7 @@
 //! `upgrade`: another program takes the place of the one that serves, and the mount goes on.
 
 mod attached;
+mod clones;
 mod held_up;
 pub(crate) mod load;
 
@@ -388,16 +389,6 @@ fn what_cannot_be_handed_over_yet_is_refused_with_a_reason() {
     upgrade(&rig, &[]).ends(1, "only volumes in directories and on object storage");
     rig.verb("umount", &[]).ok();
     daemon.end();
-    let daemon = rig.mount("uring=off");
-    let second = rig.root.join("second");
-    fs::create_dir(&second).unwrap();
-    rig.verb("clone", &[second.to_str().unwrap()]).ok();
-    upgrade(&rig, &[]).ends(1, "it was cloned");
-    fs::write(second.join("file"), "cloned").unwrap();
-    rig.run(&["umount", second.to_str().unwrap()]).ok();
-    rig.verb("umount", &[]).ok();
-    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
-    assert_eq!(rig.stored("file").unwrap(), b"cloned");
     rig.run(&["upgrade", "/"]).ends(2, "is not a mounted Watertight volume");
     rig.run(&["upgrade"]).ends(2, "required");
     rig.run(&["upgrade", "--all"]).ok().says("no volume is mounted");

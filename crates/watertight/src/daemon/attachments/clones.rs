@@ -6,12 +6,14 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use fuse::mount::shown_clone;
 use rustix::event::{PollFd, PollFlags, poll};
 
+use super::handover::CloneState;
 use super::types::{Attachments, CloneMount, Clones, Mountpoint};
 use crate::control::api::{
     CloneReply, CloneRequest, CloneStatus, LeaveReply, LeaveRequest, Propagation, UmountKind,
@@ -99,31 +101,69 @@ impl Attachments {
                 return Err(why);
             }
         };
-        let one = Arc::new(CloneMount {
+        self.add_clone(CloneMount {
             _utab: utab::Entry::add(&mount, &self.root.id),
             mountpoint: Mountpoint { tree, path: target.clone() },
             propagation: request.propagation,
         });
+        self.watch_clones();
+        Ok(CloneReply { mountpoint: Name::of(target) })
+    }
+
+    fn add_clone(self: &Arc<Self>, one: CloneMount) {
+        let one = Arc::new(one);
+        let tree = one.mountpoint.tree.clone();
         let (all, unused) = (Arc::downgrade(self), Arc::downgrade(&one));
-        one.mountpoint.tree.when_unused(move || {
-            if let (Some(all), Some(one)) = (all.upgrade(), unused.upgrade()) {
+        self.clones.0.lock().shown.push(one);
+        tree.when_unused(move || {
+            let Some(all) = all.upgrade() else { return };
+            let _change = all.changes.pass();
+            if let Some(one) = unused.upgrade() {
                 all.end_clone(&one, false);
             }
         });
-        let watch = {
+    }
+
+    /// Has a thread watch the mount table, if there are clones and none does.
+    pub(crate) fn watch_clones(self: &Arc<Self>) {
+        {
             let mut list = self.clones.0.lock();
-            list.shown.push(one);
-            !std::mem::replace(&mut list.is_watched, true)
-        };
-        if watch {
-            let all = Arc::downgrade(self);
-            let started = std::thread::Builder::new().name("clones".to_owned()).spawn(move || look(&all));
-            if let Err(error) = started {
-                self.clones.0.lock().is_watched = false;
-                tracing::error!(%error, "cannot watch the mount table: unmounts by other programs than `watertight umount` go unnoticed");
+            if list.shown.is_empty() || std::mem::replace(&mut list.is_watched, true) {
+                return;
             }
         }
-        Ok(CloneReply { mountpoint: Name::of(target) })
+        let all = Arc::downgrade(self);
+        let started = std::thread::Builder::new().name("clones".to_owned()).spawn(move || look(&all));
+        if let Err(error) = started {
+            self.clones.0.lock().is_watched = false;
+            tracing::error!(%error, "cannot watch the mount table: unmounts by other programs than `watertight umount` go unnoticed");
+        }
+    }
+
+    /// Writes down where they are.
+    pub(crate) fn hand_over_clones(&self) -> Vec<CloneState> {
+        let one = |one: &Arc<CloneMount>| CloneState {
+            name: one.mountpoint.tree.clone_name().unwrap_or_default().as_bytes().to_vec(),
+            mountpoint: one.mountpoint.path.as_os_str().as_bytes().to_vec(),
+            propagation: one.propagation,
+        };
+        self.clones.0.lock().shown.iter().map(one).collect()
+    }
+
+    /// Knows again where those are that the tree has. One whose last user went while no program
+    /// served ends then.
+    pub(super) fn take_over_clones(self: &Arc<Self>, clones: &[CloneState]) {
+        for tree in self.tree.clones() {
+            let is_its =
+                |one: &&CloneState| tree.clone_name().is_some_and(|name| name.as_bytes() == one.name);
+            let Some(one) = clones.iter().find(is_its) else { continue };
+            let path = PathBuf::from(OsStr::from_bytes(&one.mountpoint));
+            self.add_clone(CloneMount {
+                _utab: utab::Entry::resume(&path),
+                mountpoint: Mountpoint { tree, path },
+                propagation: one.propagation,
+            });
+        }
     }
 
     fn end_clone(&self, one: &CloneMount, is_forced: bool) {

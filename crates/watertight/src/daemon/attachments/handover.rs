@@ -16,7 +16,7 @@ use volume::{DrainReport, Volume, VolumeHandover};
 
 use super::types::{Attached, Attachments};
 use crate::cli::opts::MountOptions;
-use crate::control::api::Ended;
+use crate::control::api::{Ended, Propagation};
 use crate::control::volume_id::VolumeId;
 use crate::object_volumes;
 use crate::registry::Registration;
@@ -33,6 +33,15 @@ pub(crate) struct AttachedState {
     read_only: bool,
     started_ms: u64,
     pub(crate) volume: VolumeHandover,
+}
+
+/// Where a clone of the mountpoint is shown.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct CloneState {
+    /// Its name in the tree.
+    pub(super) name: Vec<u8>,
+    pub(super) mountpoint: Vec<u8>,
+    pub(super) propagation: Propagation,
 }
 
 /// An attached volume that was taken over, but for its place.
@@ -161,14 +170,14 @@ impl Attachments {
         Ok(states)
     }
 
-    /// Attaches what the program before had attached.
+    /// Attaches what the program before had attached, there and in clones.
     ///
     /// # Errors
     /// Why it cannot be, in words.
     pub(crate) fn take_over(
         self: &Arc<Self>,
         session: &SessionHandover,
-        resumed: Vec<ResumedAttached<'_>>,
+        (resumed, clones): (Vec<ResumedAttached<'_>>, &[CloneState]),
         incoming: &Incoming,
     ) -> Result<Shared, String> {
         let (mut shared, mut volumes) = (Shared::default(), Vec::new());
@@ -194,6 +203,7 @@ impl Attachments {
             list.add(attached);
             list.number(attached);
         }
+        self.take_over_clones(clones);
         Ok(shared)
     }
 }

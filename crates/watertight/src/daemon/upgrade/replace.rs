@@ -98,6 +98,7 @@ fn try_replace(
         agent: mount_agent::pid(),
         paused_ns,
         attached,
+        clones: mounted.attachments.hand_over_clones(),
         failed_attached: mounted.attachments.failed(),
         ..mounted.state(listener, session, volume)
     };

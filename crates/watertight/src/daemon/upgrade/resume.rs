@@ -270,7 +270,7 @@ pub(crate) fn resume(
     let owner = rustix::process::geteuid().as_raw();
     // Calls wait until all is as it was.
     let closed = changes.close(Instant::now(), || true);
-    let attached = mounted.attachments.take_over(&state.session, attached, incoming);
+    let attached = mounted.attachments.take_over(&state.session, (attached, &state.clones), incoming);
     let attached = attached.map_err(|why| failed("what is attached", &why));
     let served = attached.and_then(|attached| {
         let server = Server::start(listener, owner, Arc::clone(&mounted) as Arc<_>);
@@ -294,8 +294,9 @@ pub(crate) fn resume(
     }
     attached.enter();
     serve_session(session, name, connection, sender.clone())?;
+    mounted.attachments.watch_clones();
     drop((closed, ManuallyDrop::into_inner(opened)));
-    let utab = utab::Entry::resume(&mounted.info.mount);
+    let utab = utab::Entry::resume(&mounted.info.mount.mountpoint);
     let (source, mountpoint) = (state.source.clone(), mountpoint.clone());
     let supervisor = Supervisor::new(Arc::clone(&mounted), events, sender);
     let up = Up { mounted, supervisor, registration, server, utab, source, mountpoint };

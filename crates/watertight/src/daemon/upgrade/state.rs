@@ -15,12 +15,12 @@ use volume::VolumeHandover;
 
 use crate::control::api::Ended;
 use crate::control::volume_id::VolumeId;
-use crate::daemon::attachments::handover::AttachedState;
+use crate::daemon::attachments::handover::{AttachedState, CloneState};
 use crate::host::mountinfo::Mount;
 
 /// The format that this program writes. It stands for all that one program leaves to the next: a change
 /// of the journal, or of what a keeper and its server say to each other, is another format, too.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 /// The formats that it reads.
 pub(crate) const READS: std::ops::RangeInclusive<u32> = 1..=VERSION;
 
@@ -52,6 +52,9 @@ pub(crate) struct State {
     /// The volumes that are attached. Not in version 3, nor before: nothing was.
     #[serde(default)]
     pub(crate) attached: Vec<AttachedState>,
+    /// Where clones of the mountpoint are shown. Not in version 5, nor before: there were none.
+    #[serde(default)]
+    pub(crate) clones: Vec<CloneState>,
     /// Attached volumes that ended with data that was not written: where, and how.
     #[serde(default)]
     pub(crate) failed_attached: Vec<(String, Ended)>,
@@ -138,7 +141,7 @@ mod tests {
     #[test]
     fn a_state_of_another_version_is_named_and_not_read() {
         let error = State::parse(br#"{"version":99,"what":"ever"}"#).unwrap_err();
-        assert!(error.contains("version 99") && error.contains("reads 1 to 5"), "{error}");
+        assert!(error.contains("version 99") && error.contains("reads 1 to 6"), "{error}");
         for bad in [&b""[..], b"{}", b"[1]", br#"{"version":1}"#, br#"{"version":-1}"#, b"\xff"] {
             let error = State::parse(bad).unwrap_err();
             assert!(error.contains("cannot be read"), "{error}");

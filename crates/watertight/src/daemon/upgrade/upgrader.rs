@@ -66,6 +66,7 @@ impl Handed<'_> {
             session,
             volume,
             attached: Vec::new(),
+            clones: Vec::new(),
             failed_attached: Vec::new(),
             paused_ns: 0,
             upgrades: upgrader.past.count,
