@@ -64,6 +64,12 @@ impl TreeHandle {
         self.shared.tree.release(&self.view);
     }
 
+    /// Whether [`release`](Self::release) was called.
+    #[must_use]
+    pub fn is_released(&self) -> bool {
+        !self.view.is_shown()
+    }
+
     /// Whether the mountpoint's own volume is known to stall: a path below it cannot be looked up then.
     #[must_use]
     pub fn is_stalled(&self) -> bool {

@@ -174,9 +174,7 @@ impl Namespace {
         self.check_rights()?;
         let root = self.root().and_then(|root| self.superblock(root)).ok_or(Error::NotHere)?;
         root.grab()?;
-        let ns = self.ns.beside();
-        ns.begin(&root);
-        Ok(Self::of(ns))
+        Ok(Self::with_root(self.ns.beside(), &root))
     }
 
     /// Finds a mountpoint, takes the lock of the tree, and makes the change there: the walk is made

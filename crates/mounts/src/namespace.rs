@@ -5,17 +5,18 @@ use std::sync::Arc;
 
 use rcu::Domain;
 
+use crate::change::Change;
 use crate::error::{Error, Holder, Result};
-use crate::mount::{MountId, PathRef, VfsPath};
+use crate::mount::{Mount, MountId, PathRef, VfsPath};
 use crate::superblock::{Inode, Kind, SuperblockRef};
 use crate::teardown::{OnDemand, Teardown};
-use crate::tree::{Node, Ns, Options};
+use crate::tree::{Node, Ns, Options, PropagationState};
 use crate::walk::{Base, FinalSymlink};
 
 /// A tree of mounts, with its own readers.
 ///
-/// The handle that [`new`](Self::new) or [`try_clone`](Self::try_clone) gave ends the namespace
-/// when it is dropped.
+/// The handle that [`new`](Self::new), [`try_clone`](Self::try_clone) or
+/// [`try_beside`](Self::try_beside) gave ends the namespace when it is dropped.
 #[derive(Debug)]
 pub struct Namespace {
     pub(crate) ns: Arc<Ns>,
@@ -87,8 +88,16 @@ impl Namespace {
     ) -> Result<Self> {
         root.grab()?;
         let ns = Ns::new(Arc::default(), options, teardown);
-        ns.begin(root);
-        Ok(Self::of(ns))
+        Ok(Self::with_root(ns, root))
+    }
+
+    /// An empty one, with a mount of a superblock, which the caller has grabbed, as its root.
+    pub(crate) fn with_root(ns: Arc<Ns>, root: &SuperblockRef) -> Self {
+        let mount = Mount::new(&ns.core, root.clone(), (root.superblock().root(), Kind::Directory), None);
+        let mut change = Change::default();
+        ns.propagation_domain.tree.lock().set_root(&ns, &mount, PropagationState::default(), &mut change);
+        change.retire();
+        Self::of(ns)
     }
 
     pub(crate) fn of(ns: Arc<Ns>) -> Self {

@@ -70,7 +70,7 @@ impl Namespace {
     }
 
     /// Ties mounts, of this namespace and of those that were made of it, to each other as they were
-    /// tied when they were written down. Whoever attaches a mount meanwhile does not see it tied.
+    /// tied when they were written down. What another thread attaches before is not passed on.
     ///
     /// # Errors
     /// [`Error::NotHere`] if one of them is not there; [`Error::NotPermitted`].

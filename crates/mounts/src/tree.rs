@@ -10,10 +10,8 @@ use std::sync::Arc;
 use rcu::{Domain, DomainOptions, RcuCell};
 use sync::{IdMap, IdSet, Mutex};
 
-use crate::change::Change;
 use crate::mount::{Counters, Mount, MountId, NsCore, VfsPath};
 use crate::protocol::MountLock;
-use crate::superblock::{Kind, SuperblockRef};
 use crate::table::MountTable;
 use crate::teardown::Teardown;
 
@@ -75,24 +73,11 @@ impl Ns {
             options,
         })
     }
-}
 
-impl Ns {
     /// An empty one of the same propagation domain.
     pub(crate) fn beside(&self) -> Arc<Self> {
         let domain = Arc::clone(&self.propagation_domain);
         Self::new(domain, self.options.clone(), Arc::clone(&self.teardown))
-    }
-
-    /// Makes a mount of a superblock, which the caller has grabbed, the root of an empty one.
-    pub(crate) fn begin(self: &Arc<Self>, root: &SuperblockRef) {
-        let shown = (root.superblock().root(), Kind::Directory);
-        let mount = Mount::new(&self.core, root.clone(), shown, None);
-        let mut change = Change::default();
-        let mut tree = self.propagation_domain.tree.lock();
-        tree.set_root(self, &mount, PropagationState::default(), &mut change);
-        drop(tree);
-        change.retire();
     }
 }
 

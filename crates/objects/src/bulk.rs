@@ -77,7 +77,7 @@ impl Tree {
         };
         let done = if let Some(own) = queued.take() {
             let is_awaited = awaited().now_or_never().is_some();
-            let beside = if is_awaited { Vec::new() } else { queued.take_others(&own) };
+            let beside = queued.take_others(&own, is_awaited);
             self.put_shared(own, beside).await
         } else {
             drop(turn);

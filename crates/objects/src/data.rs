@@ -303,6 +303,7 @@ impl Tree {
     /// Makes everything durable.
     pub(crate) async fn sync_all(self: &Arc<Self>) -> Result<()> {
         let all = self.settle_all().await?;
+        self.segment_queue.sync_begins();
         all.iter().for_each(|(pin, rounds)| pin.wait_begins(*rounds));
         for (pin, rounds) in all {
             self.wait_for(&pin, rounds).await?;

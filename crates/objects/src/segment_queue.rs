@@ -37,6 +37,8 @@ pub(crate) struct SegmentQueue(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     next: u64,
+    /// All up to this one were there when somebody began to wait for everything.
+    synced: u64,
     /// Those that wait, of each tenant, in the order in which they came.
     waiting: HashMap<u64, VecDeque<Queued>>,
 }
@@ -65,6 +67,12 @@ impl SegmentQueue {
         state.waiting.entry(tenant).or_default().push_back(Queued { id, ino, extents, len, done });
         (QueueEntry { queue: self, tenant, id }, received)
     }
+
+    /// Somebody waits for all that is there.
+    pub(crate) fn sync_begins(&self) {
+        let mut state = self.0.lock();
+        state.synced = state.next;
+    }
 }
 
 impl QueueEntry<'_> {
@@ -88,12 +96,18 @@ impl QueueEntry<'_> {
     }
 
     /// Takes out what waits beside `own`, which was taken, the oldest first, as long as all of it is no
-    /// more than a segment.
-    pub(crate) fn take_others(&self, own: &Queued) -> Vec<Queued> {
+    /// more than a segment. Beside one that somebody waits for (`is_awaited`) only if everything is
+    /// waited for: no fsync waits for another file.
+    pub(crate) fn take_others(&self, own: &Queued, is_awaited: bool) -> Vec<Queued> {
         let mut state = self.queue.0.lock();
+        let last = if is_awaited { state.synced } else { u64::MAX };
+        if own.id > last {
+            return Vec::new();
+        }
         let Some(waiting) = state.waiting.get_mut(&self.tenant) else { return Vec::new() };
         let (mut len, mut others) = (own.len, Vec::new());
-        while waiting.front().is_some_and(|queued| len + queued.len <= EXTENT_BYTES_MAX)
+        let may_go = |queued: &Queued, len| queued.id <= last && len + queued.len <= EXTENT_BYTES_MAX;
+        while waiting.front().is_some_and(|queued| may_go(queued, len))
             && let Some(queued) = waiting.pop_front()
         {
             len += queued.len;
@@ -133,11 +147,13 @@ mod tests {
         let (given_up, _) = queue.add(1, 4, extents(1));
         drop(given_up);
         let own = waiting[1].0.take().unwrap();
-        let others = waiting[1].0.take_others(&own);
+        let others = waiting[1].0.take_others(&own, false);
         assert_eq!((own.ino, others.iter().map(|queued| queued.ino).collect::<Vec<_>>()), (1, vec![0, 2]));
         assert!(waiting[0].0.take().is_none(), "it is another's already");
         assert_eq!(waiting[3].0.take().unwrap().ino, 3);
-        assert_eq!(other.take_others(&own).len(), 1);
+        assert!(other.take_others(&own, true).is_empty(), "an fsync of one file takes another along");
+        queue.sync_begins();
+        assert_eq!(other.take_others(&own, true).len(), 1);
         drop((waiting, other));
         assert!(queue.0.lock().waiting.is_empty());
     }

@@ -476,7 +476,7 @@ const UPGRADE_HELP: &str = "Examples:\n  \
     milliseconds and what it takes to make the last writes durable; open files, locks, working directories, mapped files and running programs \
     on the volume go on.\n\n\
     What cannot be handed over is refused with a reason, and nothing is changed: volumes in memory, volumes on object storage that are only \
-    read, mountpoints with clones, connections over io_uring, another program that cannot read this one's state (an older one, say) or that \
+    read, connections over io_uring, another program that cannot read this one's state (an older one, say) or that \
     others could have written, requests or writes that do not come to an end in time. If the new program fails while it takes over, the old one is started again and goes on.";
 
 /// `upgrade`.

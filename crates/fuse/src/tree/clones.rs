@@ -25,6 +25,7 @@
 //! | what | is | changed by |
 //! |---|---|---|
 //! | `NamespaceView::namespace`, `root`, `name` | immutable | |
+//! | `NamespaceView::was_unused` | immutable: of the program before | |
 //! | `NamespaceView::is_shown` | atomic; falls once | [`MountTree::release`] |
 //! | `NamespaceView::lookups` | atomic: look-ups of the root that the kernel has; 0 is final once it was more | look-ups, FORGET |
 //! | `NamespaceView::on_unused` | under its lock, a leaf; taken once | the caller of `when_unused` |

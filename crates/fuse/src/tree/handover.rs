@@ -224,7 +224,7 @@ impl MountTree {
             Resumed { tree: self, volumes: HashMap::new(), mounts: HashMap::new(), ties: Vec::new() };
         let first = &self.first.root;
         resumed.volumes.insert(NodeTag::ROOT, (Arc::clone(&first.served), first.superblock.clone()));
-        resumed.has_mount(first, state.ties);
+        resumed.record_mount(first, state.ties);
         let mut places = Vec::with_capacity(volumes.len());
         for one in volumes {
             let tag = NodeTag::from_number(one.number);
@@ -237,7 +237,7 @@ impl MountTree {
         }
         let names = state.names.iter().map(|name| resumed.name(name)).collect::<Result<Vec<_>, _>>()?;
         for clone in &state.clones {
-            resumed.clone_of_it(clone)?;
+            resumed.resume_clone(clone)?;
         }
         for mount in &state.mounts {
             resumed.mount(mount, &names)?;
@@ -265,19 +265,19 @@ struct Resumed<'a> {
 }
 
 impl Resumed<'_> {
-    fn has_mount(&mut self, node: &Arc<MountNode>, TiesState { shared, master }: TiesState) {
+    fn record_mount(&mut self, node: &Arc<MountNode>, TiesState { shared, master }: TiesState) {
         self.mounts.insert(node.tag, Arc::clone(node));
         let ties = Ties { shared, master, is_unbindable: false };
         self.ties.extend(node.mount.map(|mount| (mount, ties)));
     }
 
-    fn clone_of_it(&mut self, state: &CloneState) -> Result<(), TreeError> {
+    fn resume_clone(&mut self, state: &CloneState) -> Result<(), TreeError> {
         let namespace = Arc::new(self.tree.first.namespace.try_beside()?);
         let view = self.tree.view_of(state.tag, &namespace)?.resumed(state.is_shown, state.lookups);
         // ORDERING: Relaxed here and below, no request is served yet.
         view.root.dirs.store(state.dirs, Ordering::Relaxed);
         let view = self.tree.add_clone(view);
-        self.has_mount(&view.root, state.ties);
+        self.record_mount(&view.root, state.ties);
         Ok(())
     }
 
@@ -321,7 +321,7 @@ impl Resumed<'_> {
         let shown = NodePin { served, node: state.root };
         let is_new = self.tree.register((mount_node, shown), (on, covered), name);
         let known = self.tree.mount_node(first(&made)).filter(|_| is_new);
-        self.has_mount(&known.ok_or(TreeError::BadState("a mount is in it twice"))?, state.ties);
+        self.record_mount(&known.ok_or(TreeError::BadState("a mount is in it twice"))?, state.ties);
         Ok(())
     }
 

@@ -31,8 +31,9 @@ const ID_BYTES: usize = 8 + 16 + 16 + 4;
 const FILES_MAX: usize = 1 << 20;
 /// Zeros that are written behind small records. Room that was only allocated has to be marked as written
 /// with each fdatasync, a write of the file system's own journal that takes as long as the record's.
-const ZEROED: u64 = 256 << 10;
-static ZEROS: [u8; ZEROED as usize] = [0; ZEROED as usize];
+/// (File systems that copy on write gain nothing, and lose the room.)
+const ZEROED: usize = 64 << 10;
+static ZEROS: [u8; ZEROED] = [0; ZEROED];
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -50,7 +51,7 @@ pub(crate) struct DirDisk {
 #[derive(Debug)]
 struct JournalFile {
     file: File,
-    /// The bytes that it was given.
+    /// The bytes that it was given, if it is written in place.
     room: u64,
     /// Everything before this was written, if only as zeros.
     written: Mutex<u64>,
@@ -182,11 +183,12 @@ impl JournalFile {
             end += part.len() as u64;
         }
         let mut written = self.written.lock();
-        let zeros = (self.room.saturating_sub(end)).min(ZEROED);
-        if is_synced && end > *written && end - at < ZEROED {
-            // Nobody needs them: on a disk that is full, the next record says so.
-            let zeroed = self.file.write_all_at(&ZEROS[..usize::try_from(zeros).unwrap_or(0)], end);
-            end += zeroed.map_or(0, |()| zeros);
+        let room = usize::try_from(self.room.saturating_sub(end)).unwrap_or(usize::MAX);
+        if is_synced && end > *written && end - at < ZEROED as u64 {
+            let zeros = &ZEROS[..room.min(ZEROED)];
+            // The record is whole without them: on a disk that is full, the next record says so.
+            let zeroed = self.file.write_all_at(zeros, end);
+            end += zeroed.map_or(0, |()| zeros.len() as u64);
         }
         *written = end.max(*written);
         drop(written);
@@ -234,7 +236,9 @@ impl Disk for DirDisk {
             }
             Ok(file)
         });
-        let file = JournalFile { file: file.await?, room, written: Mutex::default() };
+        let file = file.await?;
+        let room = if copies_on_write(&file) { 0 } else { room };
+        let file = JournalFile { file, room, written: Mutex::default() };
         self.files.lock().insert(number, Arc::new(file));
         Ok(())
     }
@@ -352,13 +356,25 @@ fn check_owner(dir: impl AsFd, path: &Path) -> Result<()> {
 fn warn_of_memory(dir: impl AsFd, path: &Path) {
     const TMPFS: u64 = 0x0102_1994;
     const RAMFS: u64 = 0x8584_58f6;
-    let kind = sys::fstatfs(dir).ok().and_then(|found| u64::try_from(found.f_type).ok());
-    if matches!(kind, Some(TMPFS | RAMFS)) {
+    if matches!(file_system_of(dir), Some(TMPFS | RAMFS)) {
         tracing::warn!(
             "the journal's directory {} is in memory: the host's crash loses what only the journal has; give one on a disk",
             path.display()
         );
     }
+}
+
+/// Whether what is written again gets another place.
+fn copies_on_write(file: impl AsFd) -> bool {
+    const BTRFS: u64 = 0x9123_683e;
+    const BCACHEFS: u64 = 0xca45_1a4e;
+    const ZFS: u64 = 0x2fc1_2fc1;
+    matches!(file_system_of(file), Some(BTRFS | BCACHEFS | ZFS))
+}
+
+/// The kernel's number for the kind of a file system.
+fn file_system_of(file: impl AsFd) -> Option<u64> {
+    sys::fstatfs(file).ok().and_then(|found| u64::try_from(found.f_type).ok())
 }
 
 fn id_bytes(identity: Identity) -> Bytes {

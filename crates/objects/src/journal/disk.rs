@@ -18,7 +18,8 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync + 'static {
     /// `room` bytes where the disk can promise that.
     async fn create(&self, file: u64, header: Bytes, room: u64) -> Result<()>;
 
-    /// Writes at an offset. With `is_synced` this and all that was written before is on the disk
+    /// Writes at an offset, behind all that was written, one call at a time: what is behind it may be
+    /// overwritten. With `is_synced` this and all that was written before is on the disk
     /// when this returns.
     async fn write(&self, file: u64, at: u64, parts: Vec<Bytes>, is_synced: bool) -> Result<()>;
 

@@ -132,9 +132,12 @@ impl Taker<'_> {
             }
             Challenge::Overtaken(seen) => Ok(Swapped::Other(seen)),
             Challenge::Unanswered(seen) => {
-                let holder = seen.info.holder.as_ref().map(ToString::to_string).unwrap_or_default();
-                tracing::warn!("{holder} did not answer for {PATIENCE:?}: the volume is taken over");
-                self.swap(&seen, How::Unanswered).await
+                let swapped = self.swap(&seen, How::Unanswered).await?;
+                if let Swapped::Done(_) = &swapped {
+                    let holder = seen.info.holder.as_ref().map(ToString::to_string).unwrap_or_default();
+                    tracing::warn!("{holder} did not answer for {PATIENCE:?}: the volume is taken over");
+                }
+                Ok(swapped)
             }
         }
     }
@@ -200,8 +203,8 @@ impl Taker<'_> {
             if seen.info.claim != asked.claim || seen.info.open_claim().is_none() {
                 return Ok(Challenge::Answered(seen.info));
             }
-            // The last look has come back before the end, which is waited for without another one: an answer
-            // that this taker does not see makes its swap fail.
+            // The end is waited for without another look, which the swap would wait for: an answer that this
+            // taker does not see makes the swap fail.
             let left = until.saturating_duration_since(Instant::now());
             if is_on("lease-claim-not-waited-for") {
                 return Ok(Challenge::Unanswered(seen));

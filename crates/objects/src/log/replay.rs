@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::{StreamExt as _, stream};
+use futures_util::{FutureExt as _, StreamExt as _, stream};
 use slatedb::wal::{WalError, WalIterator, WalRows};
 use store::{Error, ErrorKind, Result};
 use sync::mutant::is_on;
@@ -21,10 +21,11 @@ use crate::codec::Codec;
 use crate::object_names::{log_name, number_of};
 
 /// Objects that are fetched at once: after a crash there is one for each fsync of the last seconds, and
-/// one by one each took a round trip.
-const READ_TOGETHER: usize = 64;
+/// one by one each took a round trip. As bulk data: the lease is answered beside them.
+const READ_TOGETHER: usize = 32;
 /// Bytes of them that are fetched at once: as many as the largest object has.
 const READ_BYTES: u32 = 64 << 20;
+const _: () = assert!(READ_BYTES as u64 == OBJECT_BYTES_MAX);
 
 /// Reads the log, in its order.
 #[derive(Debug, Clone)]
@@ -108,17 +109,17 @@ impl Replay {
             listed.iter().filter_map(|(name, size)| Some((number_of(name)?, *size))).collect();
         listed.sort_unstable();
         let numbers: Vec<_> = listed.iter().map(|(number, _)| *number).collect();
-        let (bucket, room) = (self.bucket.clone(), Arc::new(Semaphore::new(READ_BYTES as usize)));
-        let reads = listed.into_iter().map(move |(number, bytes)| {
-            let (bucket, room) = (bucket.clone(), Arc::clone(&room));
-            async move {
-                let bytes = u32::try_from(bytes).map_or(READ_BYTES, |bytes| bytes.min(READ_BYTES));
-                // Those before it are taken before it, and give their room back.
-                let room = room.acquire_many_owned(bytes).await;
-                Ok::<_, Error>((read(bucket, number).await?, room))
-            }
+        let (bucket, room) = (self.bucket.bulk(), Arc::new(Semaphore::new(READ_BYTES as usize)));
+        // In their order: those that have room are taken before it, and give theirs back.
+        let with_room = stream::iter(listed).then(move |(number, bytes)| {
+            let bytes = u32::try_from(bytes).map_or(READ_BYTES, |bytes| bytes.min(READ_BYTES));
+            Arc::clone(&room).acquire_many_owned(bytes).map(move |room| (number, room))
         });
-        let mut objects = pin!(stream::iter(reads).buffered(READ_TOGETHER).enumerate());
+        let reads = with_room.map(move |(number, room)| {
+            let bucket = bucket.clone();
+            async move { Ok::<_, Error>((read(bucket, number).await?, room)) }
+        });
+        let mut objects = pin!(reads.buffered(READ_TOGETHER).enumerate());
         while let Some((index, object)) = objects.next().await {
             let number = numbers[index];
             // What a fence left out.

@@ -170,6 +170,7 @@ impl Inode {
         let read = self.read_within_limits(ctx, buf, offset);
         if let Err(Error::Store(error)) = &read
             && error.kind() == ErrorKind::Io
+            && !self.core.is_aborted()
         {
             self.core.counters.read_errors.add(1);
             let now = self.core.options.clock.now();

@@ -1,4 +1,4 @@
-//! Calls that change a mount, and an upgrade: one of them at a time.
+//! Calls that change a mount, ends of its clones, and an upgrade: one of them at a time.
 //!
 //! An upgrade closes the gate before requests wait, and opens it again where it is refused. Calls
 //! under way come to their ends before; those that come later wait at the gate: for its opening, or

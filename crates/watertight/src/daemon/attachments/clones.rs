@@ -112,16 +112,15 @@ impl Attachments {
 
     fn add_clone(self: &Arc<Self>, one: CloneMount) {
         let one = Arc::new(one);
-        let tree = one.mountpoint.tree.clone();
         let (all, unused) = (Arc::downgrade(self), Arc::downgrade(&one));
-        self.clones.0.lock().shown.push(one);
-        tree.when_unused(move || {
+        one.mountpoint.tree.when_unused(move || {
             let Some(all) = all.upgrade() else { return };
             let _change = all.changes.pass();
             if let Some(one) = unused.upgrade() {
                 all.end_clone(&one, false);
             }
         });
+        self.clones.0.lock().shown.push(one);
     }
 
     /// Has a thread watch the mount table, if there are clones and none does.
@@ -255,6 +254,8 @@ fn look(all: &Weak<Attachments>) {
     };
     loop {
         let Some(attachments) = all.upgrade() else { return };
+        // A notification that the kernel holds up while requests wait would hold up execve(2).
+        let change = attachments.changes.pass();
         let now = MountTable::read();
         {
             let mut list = attachments.clones.0.lock();
@@ -265,8 +266,12 @@ fn look(all: &Weak<Attachments>) {
         }
         let shown = attachments.clones.0.lock().shown.clone();
         let device = attachments.root.device();
-        let gone = |one: &&Arc<CloneMount>| !shows(&now, device, one.mountpoint.tree.clone_name());
+        let gone = |one: &&Arc<CloneMount>| {
+            let tree = &one.mountpoint.tree;
+            !tree.is_released() && !shows(&now, device, tree.clone_name())
+        };
         shown.iter().filter(gone).for_each(|one| one.mountpoint.tree.release());
+        drop(change);
         drop((shown, attachments));
         let mut changed = [PollFd::new(&table, PollFlags::PRI)];
         if let Err(error) = poll(&mut changed, None)

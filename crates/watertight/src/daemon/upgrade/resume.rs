@@ -281,7 +281,8 @@ pub(crate) fn resume(
         Ok(served) => served,
         Err(problem) => {
             session.leave();
-            let _open = ManuallyDrop::new(mounted);
+            // No call passes, either: the program before has what is attached.
+            let _open = ManuallyDrop::new((mounted, closed));
             return Err(problem);
         }
     };

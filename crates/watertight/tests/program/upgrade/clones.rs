@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use rustix::mount::UnmountFlags;
 use serde_json::Value;
 
-use super::{failing_program, mounted, upgrade, upgrade_by};
+use super::{failing_program, mounted, next_program, upgrade, upgrade_by};
 use crate::rig::{Daemon, LONG, Out, Rig, eventually, skipped, umount2, wait};
 
 /// A mountpoint, a clone of it, and two more stores.
@@ -97,6 +97,7 @@ fn what_a_clone_sees_and_who_sees_it_stays() {
     {
         let Some(world) = World::new(propagation) else { return };
         let mut open = File::open(world.second("x/name")).unwrap();
+        let mut listed = fs::read_dir(&world.second).unwrap();
         let mut inside =
             Command::new("cat").current_dir(world.second("y")).stdin(Stdio::piped()).spawn().unwrap();
         let inode = |path: &Path| fs::metadata(path).unwrap().ino();
@@ -105,7 +106,11 @@ fn what_a_clone_sees_and_who_sees_it_stays() {
         let (before, shown) = (inodes(), world.clones());
         for round in 1..=3 {
             fs::write(world.second("x/written"), round.to_string()).unwrap();
-            upgrade(&world.rig, &[]).ok();
+            // By either mountpoint.
+            let named = if round == 2 { world.second.as_path() } else { &world.rig.mnt };
+            let program = next_program(&world.rig);
+            let by = ["upgrade", "--program", program.to_str().unwrap(), named.to_str().unwrap()];
+            world.rig.run(&by).ok();
             assert_eq!(world.counts(), (round, 0), "{}", world.daemon.stderr());
             assert_eq!((inodes(), world.clones()), (before, shown.clone()), "{propagation}, {round}");
             assert_eq!(fs::read_to_string(world.first("x/written")).unwrap(), round.to_string());
@@ -135,6 +140,8 @@ fn what_a_clone_sees_and_who_sees_it_stays() {
         let failing = failing_program(&world.rig, b"/proc/self/fd\0", b"/proc/no/such\0");
         upgrade_by(&world.rig, &failing).ends(1, "the old one goes on");
         assert_eq!((inodes(), world.clones()), (before, shown.clone()), "{propagation}");
+        assert_eq!(listed.by_ref().count(), 3, "{propagation}: the directory that was open");
+        drop(listed);
         let mut content = String::new();
         open.read_to_string(&mut content).unwrap();
         assert_eq!(content, "one");
@@ -179,7 +186,7 @@ fn a_clone_that_was_handed_over_ends_with_its_last_user() {
 fn a_volume_whose_first_mountpoint_is_gone_is_refused_and_goes_on() {
     let Some(world) = World::new("shared") else { return };
     world.rig.run(&["umount", world.rig.mnt.to_str().unwrap()]).ok().says("the volume goes on at");
-    let program = super::next_program(&world.rig);
+    let program = next_program(&world.rig);
     let upgraded =
         world.rig.run(&["upgrade", "--program", program.to_str().unwrap(), world.second.to_str().unwrap()]);
     upgraded.ends(1, "its mount was taken away");
