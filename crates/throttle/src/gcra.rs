@@ -144,6 +144,17 @@ impl Gcra {
         self.rewind(cost - owed, now.saturating_sub(CREDIT));
     }
 
+    /// By how much the limit is ahead, whoever asks.
+    pub(crate) fn ahead_of_all(&mut self, now: Duration) -> Duration {
+        self.pay(now);
+        self.tat.saturating_sub(now)
+    }
+
+    /// What each owner owes.
+    pub(crate) fn debts(&self) -> impl Iterator<Item = (&Option<CgroupPath>, Duration)> {
+        self.debts.iter().map(|(owner, debt)| (owner, *debt))
+    }
+
     /// By how much `owner` is ahead.
     pub(crate) fn ahead(&mut self, owner: Debtor<'_>, now: Duration) -> Duration {
         self.ready_at(owner, now).saturating_sub(now)

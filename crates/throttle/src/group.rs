@@ -294,12 +294,40 @@ impl Buckets {
         self.waivers.retain(|waiver| waiver.number != number);
     }
 
+    /// Calls `look` with each limit that is set: its direction, whether it is of bytes (0) or of
+    /// operations (1), its rate, and its state.
+    pub(crate) fn each_limit(&mut self, mut look: impl FnMut(Direction, usize, Rate, &mut Gcra)) {
+        for direction in [Direction::Read, Direction::Write] {
+            for (what, (limit, gcra)) in self.both(direction).enumerate() {
+                if let Some(limit) = limit {
+                    look(direction, what, Rate(limit), gcra);
+                }
+            }
+        }
+    }
+
     fn both(&mut self, direction: Direction) -> impl Iterator<Item = (Option<NonZeroU64>, &mut Gcra)> {
         self.limits.of(direction).into_iter().zip(&mut self.gcras[direction as usize])
     }
 
     fn limited(&mut self, direction: Direction) -> impl Iterator<Item = (NonZeroU64, &mut Gcra)> {
         self.both(direction).filter_map(|(limit, gcra)| Some((limit?, gcra)))
+    }
+}
+
+/// What a limit lets pass in a second.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rate(NonZeroU64);
+
+impl Rate {
+    /// See [`cost`].
+    pub(crate) fn cost(self, amount: u64) -> Duration {
+        cost(amount, self.0)
+    }
+
+    /// See [`amount`].
+    pub(crate) fn amount(self, time: Duration) -> u64 {
+        amount(time, self.0)
     }
 }
 

@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod boost;
+mod debts;
 mod gcra;
 mod group;
 mod limit;
@@ -28,6 +29,7 @@ mod throttle;
 mod throttled_write;
 
 pub use boost::{Boost, Scope};
+pub use debts::{Amounts, Debts};
 pub use group::{Request, ThrotlGroup};
 pub use limit::{CgroupPath, Direction, LimitError, Limits, number};
 pub use reservation::{Grant, Reservation};

@@ -38,7 +38,7 @@ use crate::limit::{CgroupPath, Direction, Limits};
 #[derive(Debug)]
 pub struct Throttle {
     clock: Arc<dyn Clock>,
-    groups: Mutex<BTreeMap<CgroupPath, Arc<ThrotlGroup>>>,
+    pub(crate) groups: Mutex<BTreeMap<CgroupPath, Arc<ThrotlGroup>>>,
     /// The length of `groups`.
     limited: AtomicU64,
     /// No limit holds, until they are resumed; changed under `groups`.

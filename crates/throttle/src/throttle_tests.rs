@@ -200,6 +200,39 @@ fn what_goes_at_once_is_a_debt() {
     assert_eq!(rig.throttle.owed(&chain) >> 14, 0, "paid");
 }
 
+/// Another throttle, by another clock, has its callers wait for as long as this one would have.
+#[test]
+fn debts_that_were_written_down_are_owed_elsewhere() {
+    let limits = [("/a", "wbps=1M wiops=100 rbps=2M"), ("/a/b", "wbps=4M"), ("/c", "wbps=1M")];
+    let (rig, other) = (Rig::new(&limits), Rig::new(&limits));
+    other.clock.advance(1000 * SECOND);
+    rig.throttle.charge(&rig.chain("/a/b"), &write(10 << 20));
+    rig.throttle.charge(&rig.chain("/a"), &write(3 << 20));
+    rig.throttle.charge(&rig.chain("/a"), &request(Direction::Read, 1 << 20, 1));
+    rig.throttle.charge(&rig.chain("/gone"), &write(1 << 20));
+    rig.throttle.suspend(true);
+    let debts = rig.throttle.debts();
+    rig.throttle.suspend(false);
+    assert_eq!(debts.len(), 2, "of those that owe something: {debts:?}");
+    other.throttle.owe(&debts);
+    for path in ["/a", "/a/b", "/a/x", "/c"] {
+        for request in [write(4096), request(Direction::Read, 4096, 1)] {
+            let wait = |rig: &Rig| {
+                let ready = rig.throttle.ready_at(&rig.chain(path), &request);
+                ready.saturating_sub(rig.throttle.now())
+            };
+            let (before, after) = (wait(&rig), wait(&other));
+            assert!(before.abs_diff(after) < Duration::from_millis(1), "{path}: {before:?} and {after:?}");
+        }
+        let owed = |rig: &Rig| rig.throttle.owed(&rig.chain(path));
+        assert!(owed(&rig).abs_diff(owed(&other)) < 4096, "{path}");
+    }
+    // At limits that are gone nothing is owed.
+    let none = Rig::new(&[]);
+    none.throttle.owe(&debts);
+    assert!(none.throttle.debts().is_empty());
+}
+
 #[test]
 fn limits_change_while_running_and_debts_stay() {
     let rig = Rig::new(&[("/a", "wbps=1M")]);

@@ -6,8 +6,7 @@
 //! their look-ups, the open files and directories under their numbers, the errors that not every opening
 //! has reported yet, the limits.
 //!
-//! Not handed over: the cgroups of threads, what limits were owed, figures, events. Debts of limits
-//! are gone, so that a cgroup may once go beyond its limit by the burst of one second.
+//! Not handed over: the cgroups of threads, figures, events.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{OwnedFd, RawFd};
@@ -18,6 +17,7 @@ use ::handover::{Incoming, Kept};
 use serde::{Deserialize, Serialize};
 use store::{Access, ErrorKind, OpenDirState, Store, StoreState, Timestamp};
 use sync::Mutex;
+use throttle::{Amounts, Debts};
 use writeback::{Cgroup, Cursor, ErrSeq};
 
 use crate::core::Core;
@@ -39,6 +39,39 @@ pub struct VolumeHandover {
     next: (u64, u64),
     /// Cgroups, and their limits as a [`LimitChange`].
     limits: Vec<(String, String)>,
+    /// What was done ahead of these. Not there before version 6.
+    #[serde(default)]
+    debts: Vec<DebtsState>,
+}
+
+/// What was done ahead of a cgroup's limits, as in [`Debts`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct DebtsState {
+    cgroup: String,
+    ahead: Amounts,
+    owed: Vec<(Option<String>, Amounts)>,
+}
+
+impl From<Debts> for DebtsState {
+    fn from(debts: Debts) -> Self {
+        let owed = debts.owed.into_iter();
+        Self {
+            cgroup: debts.cgroup.to_string(),
+            ahead: debts.ahead,
+            owed: owed.map(|(owner, amounts)| (owner.map(|owner| owner.to_string()), amounts)).collect(),
+        }
+    }
+}
+
+impl DebtsState {
+    fn read(&self) -> Result<Debts> {
+        let path = |text: &str| text.parse().map_err(|_| Error::Invalid("the state has a bad cgroup"));
+        let owed = |(owner, amounts): &(Option<String>, Amounts)| {
+            Ok((owner.as_deref().map(path).transpose()?, *amounts))
+        };
+        let owed = self.owed.iter().map(owed).collect::<Result<_>>()?;
+        Ok(Debts { cgroup: path(&self.cgroup)?, ahead: self.ahead, owed })
+    }
 }
 
 /// Requests come to their ends as fast as the store can, whichever limits their callers are under,
@@ -145,8 +178,8 @@ impl Volume {
     pub fn recoverable(&self, lock: RawFd) -> Option<(VolumeHandover, Arc<OwnedFd>)> {
         let (store, held) = self.core.store.recoverable(lock)?;
         let limits = self.limits().iter().map(|one| (one.cgroup.to_string(), one.as_change())).collect();
-        let (nodes, files, dirs, next) = Default::default();
-        Some((VolumeHandover { store, nodes, files, dirs, next, limits }, held))
+        let (nodes, files, dirs, next, debts) = Default::default();
+        Some((VolumeHandover { store, nodes, files, dirs, next, limits, debts }, held))
     }
 
     /// Writes the volume down, until `until`. No request may be under way.
@@ -186,7 +219,9 @@ impl Volume {
         }
         let limits = self.limits().iter().map(|one| (one.cgroup.to_string(), one.as_change())).collect();
         let next = (self.files.next_number(), self.dirs.next_number());
-        Ok(VolumeHandover { store: core.store.hand_over(kept, until)?, nodes, files, dirs, next, limits })
+        let debts = core.bdi.throttle().debts().into_iter().map(DebtsState::from).collect();
+        let store = core.store.hand_over(kept, until)?;
+        Ok(VolumeHandover { store, nodes, files, dirs, next, limits, debts })
     }
 
     /// The volume that the program before has written down, over the store that was handed over.
@@ -258,6 +293,8 @@ impl Volume {
                 change.parse().map_err(|_| Error::Invalid("the state has a bad limit"))?;
             volume.limit(&cgroup.parse().map_err(|_| Error::Invalid("the state has a bad cgroup"))?, &change);
         }
+        let debts = state.debts.iter().map(DebtsState::read).collect::<Result<Vec<_>>>()?;
+        core.bdi.throttle().owe(&debts);
         Ok(volume)
     }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::join;
 use store::ErrorKind;
 use tokio::time::{Instant, sleep};
 
@@ -128,6 +130,23 @@ fn a_holder_that_answers_keeps_the_volume() {
             ErrorKind::Busy,
             &["it answered a claim by host beta, process 3", "-o takeover"],
         );
+        held.validate().await.unwrap();
+        assert!(!kept.is_finished());
+    });
+}
+
+/// An answer that comes after the taker's last look is found by the request that would take the volume.
+#[test]
+fn a_holder_that_answers_at_the_last_moment_keeps_the_volume() {
+    run(async {
+        let world = World::new().await;
+        let (_, held) = world.held().await;
+        let (other, begun) = (world.beta.start(), Instant::now());
+        let (request, late) = (other.takeover(), sleep(SECOND * 29 / 2).map(|()| keep(&held)));
+        let (refused, kept) = join(world.take(&request, &other), late).await;
+        let words = ["it answered a claim by host beta", "alive", "host alpha"];
+        assert_words(&refused.unwrap_err(), ErrorKind::Busy, &words);
+        assert!(begun.elapsed() >= 15 * SECOND, "{:?}", begun.elapsed());
         held.validate().await.unwrap();
         assert!(!kept.is_finished());
     });

@@ -274,3 +274,29 @@ fn the_watchdog_is_answered_while_requests_wait() {
     it.rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
 }
+
+/// What a sync wrote ahead of a limit is owed to the next program too.
+#[test]
+fn what_was_written_ahead_of_a_limit_is_owed_still() {
+    let (Some(slow), Some((rig, daemon))) = (Cgroup::make(), mounted("dirty_after=1h,")) else { return };
+    let cgroup = slow.path().display().to_string();
+    rig.run(&["limit", &cgroup, rig.mnt.to_str().unwrap(), "wbps=64K"]).ok();
+    let owed = || {
+        let shown = rig.run(&["limit", "--show", "--json", rig.mnt.to_str().unwrap()]).ok().stdout;
+        let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+        let rows = shown["limits"].as_array().unwrap();
+        rows.iter().find(|row| row["cgroup"] == cgroup).unwrap()["owed_bytes"].as_u64().unwrap()
+    };
+    let mut writer = write_in(&slow, &rig.mnt.join("file"), "");
+    assert!(wait(&mut writer, LONG).unwrap().success());
+    rig.verb("sync", &[]).ok();
+    // 10 MiB are owed for 160 s.
+    let (before, begun) = (owed(), Instant::now());
+    assert!(before > 8 << 20, "{before}");
+    upgrade(&rig, &[]).ok();
+    let after = owed();
+    let paid = (begun.elapsed().as_secs() + 2) << 16;
+    assert!(after <= before && after + paid >= before, "{before}, then {after}, at most {paid} paid");
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
+}
