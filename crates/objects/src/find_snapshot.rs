@@ -10,8 +10,11 @@ const NAME_BYTES_MAX: usize = 100;
 
 const OP: &str = "snapshot";
 
-/// Whether a snapshot may have this name.
-pub(crate) fn check_name(name: &str) -> Result<()> {
+/// Refuses what no snapshot may be called.
+///
+/// # Errors
+/// `Invalid`, with the reason.
+pub fn check_name(name: &str) -> Result<()> {
     let why = if name.is_empty() {
         "it is empty"
     } else if name.len() > NAME_BYTES_MAX {

@@ -129,6 +129,7 @@ pub use api::{
 };
 pub use change_key::{KeyChange, change_key};
 pub use disk_cache::{DiskCache, DiskCacheOptions};
+pub use find_snapshot::check_name as check_snapshot_name;
 pub use fsck::{Checked, Finding, FsckOptions, Progress, Repair, Unneeded, fsck};
 pub use quota_attribute::{QUOTA_ATTRIBUTE, QUOTAS_ATTRIBUTE, QuotaPage};
 pub use quota_walks::QuotaInfo;

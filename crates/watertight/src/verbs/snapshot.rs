@@ -64,6 +64,11 @@ pub fn run(args: &SnapshotArgs) -> Result<()> {
 }
 
 fn request(args: &SnapshotArgs) -> Result<SnapshotsRequest> {
+    if let Some(name) = &args.name {
+        // A process that is asked could only say that it failed.
+        objects::check_snapshot_name(name)
+            .map_err(|error| problem(&args.volume.shown().to_string(), &error))?;
+    }
     match (args.action, args.name.clone()) {
         (SnapshotAction::Create, Some(name)) => Ok(SnapshotsRequest::Create { name }),
         (SnapshotAction::Delete, Some(name)) => Ok(SnapshotsRequest::Delete { name }),

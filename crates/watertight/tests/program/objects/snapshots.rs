@@ -92,6 +92,9 @@ fn what_cannot_be_is_refused_with_the_reason() {
     let mut command = world.rig.command(&["snapshot", "create", &url, "a"]);
     command.env("WATERTIGHT_RUNTIME_DIR", world.rig.root.join("run-elsewhere"));
     crate::rig::run(command).ends(1, "is held by");
+    // By its mountpoint as by its URL.
+    let mounted = world.rig.mnt.to_str().unwrap().to_owned();
+    world.rig.run(&["snapshot", "create", &mounted, "a/b"]).ends(2, "is no name of a snapshot");
     world.rig.run(&["snapshot", "create", &url, "a"]).ok();
     let reader = Reader::with(&mut world, "reader", "snapshot=a");
     let error = fs::write(reader.path("x"), "x").unwrap_err();
