@@ -170,18 +170,25 @@ impl Inode {
         let read = self.read_within_limits(ctx, buf, offset);
         if let Err(Error::Store(error)) = &read
             && error.kind() == ErrorKind::Io
-            && !self.core.is_aborted()
         {
-            self.core.counters.read_errors.add(1);
-            let now = self.core.options.clock.now();
-            let Some(left_out) = self.core.failed_reads.note(self.id, offset, now) else { return read };
-            let path = self.core.store.path_of(self.id);
-            let (volume, path) =
-                (self.core.options.name.as_str(), path.as_ref().map(|path| path.to_string_lossy()));
-            let (node, path) = (self.id.0, path.as_deref());
-            tracing::error!(volume, node, path, offset, %error, left_out, "a read failed");
+            self.record_failed_read(offset, error);
         }
         read
+    }
+
+    /// Counts a read that the store has failed, and logs it unless the log has enough of its file. A
+    /// volume that was given up fails its reads itself: these are only logged.
+    fn record_failed_read(&self, offset: u64, error: &store::Error) {
+        if !self.core.is_aborted() {
+            self.core.counters.read_errors.add(1);
+        }
+        let now = self.core.options.clock.now();
+        let Some(left_out) = self.core.failed_reads.note(self.id, offset, now) else { return };
+        let path = self.core.store.path_of(self.id);
+        let (volume, path) =
+            (self.core.options.name.as_str(), path.as_ref().map(|path| path.to_string_lossy()));
+        let (node, path) = (self.id.0, path.as_deref());
+        tracing::error!(volume, node, path, offset, %error, left_out, "a read failed");
     }
 
     fn read_within_limits(&self, ctx: &Ctx<'_>, buf: &mut [u8], offset: u64) -> Result<usize> {
