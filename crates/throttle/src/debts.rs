@@ -1,6 +1,7 @@
 //! What cgroups have done ahead of their limits, written down for another [`Throttle`], whose clock
 //! need not be this one's: as bytes and operations, not as times.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::group::Buckets;
@@ -18,7 +19,7 @@ pub struct Debts {
     /// What all that comes has to wait for.
     pub ahead: Amounts,
     /// What the background work of each owner has to wait for besides. `None`: that of every owner.
-    pub owed: Vec<(Option<CgroupPath>, Amounts)>,
+    pub owed: BTreeMap<Option<CgroupPath>, Amounts>,
 }
 
 impl Throttle {
@@ -45,19 +46,12 @@ impl Throttle {
 
 impl Buckets {
     fn debts(&mut self, cgroup: &CgroupPath, now: Duration) -> Debts {
-        let mut debts = Debts { cgroup: cgroup.clone(), ahead: Amounts::default(), owed: Vec::new() };
+        let mut debts = Debts { cgroup: cgroup.clone(), ahead: Amounts::default(), owed: BTreeMap::new() };
         self.each_limit(|direction, what, rate, gcra| {
             debts.ahead[direction as usize][what] = rate.amount(gcra.ahead_of_all(now));
             for (owner, debt) in gcra.debts() {
-                let amount = rate.amount(debt);
-                match debts.owed.iter_mut().find(|(known, _)| *known == *owner) {
-                    Some((_, amounts)) => amounts[direction as usize][what] = amount,
-                    None => {
-                        let mut amounts = Amounts::default();
-                        amounts[direction as usize][what] = amount;
-                        debts.owed.push((owner.clone(), amounts));
-                    }
-                }
+                let amounts = debts.owed.entry(owner.clone()).or_default();
+                amounts[direction as usize][what] = rate.amount(debt);
             }
         });
         debts

@@ -144,7 +144,7 @@ impl Gcra {
         self.rewind(cost - owed, now.saturating_sub(CREDIT));
     }
 
-    /// By how much the limit is ahead, whoever asks.
+    /// By how much the limit is ahead for every owner, one without debts too.
     pub(crate) fn ahead_of_all(&mut self, now: Duration) -> Duration {
         self.pay(now);
         self.tat.saturating_sub(now)
