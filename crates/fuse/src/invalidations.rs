@@ -3,7 +3,8 @@
 //! Purpose: the kernel has to forget a name in three cases. The name was changed in a directory
 //! that the kernel knows by another number, too; or it was changed after the caller had its answer,
 //! since the caller was killed; or a program says so ([`Notifier`](crate::Notifier)). And where the
-//! kernel knows too many files, it is asked to forget some that nobody uses. For the notification the kernel takes the directory's lock, which the caller of another request may hold
+//! kernel knows too many files, it is asked to forget some that no program uses. For the
+//! notification the kernel takes the directory's lock, which the caller of another request may hold
 //! that waits for the volume's store. So no thread that serves requests sends it, and none that
 //! other volumes need: each volume has a list and a thread of its own (`wt-fuse-tell`), made when
 //! the list gets its first entry, gone when it is empty. The list is bounded: a caller that finds

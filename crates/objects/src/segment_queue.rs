@@ -37,7 +37,7 @@ pub(crate) struct SegmentQueue(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     next: u64,
-    /// All up to this one were there when somebody began to wait for everything.
+    /// All up to this one were there when the last sync of everything began.
     synced: u64,
     /// Those that wait, of each tenant, in the order in which they came.
     waiting: HashMap<u64, VecDeque<Queued>>,
@@ -68,7 +68,7 @@ impl SegmentQueue {
         (QueueEntry { queue: self, tenant, id }, received)
     }
 
-    /// Somebody waits for all that is there.
+    /// A sync of everything waits for all that is queued now.
     pub(crate) fn sync_begins(&self) {
         let mut state = self.0.lock();
         state.synced = state.next;
